@@ -1,0 +1,9 @@
+//! The few system-call wrappers of the library and its one memory copy.
+//!
+//! Everything here is safe to call: what a wrapper needs to be promised is carried by a type, such as [`MemoryRange`].
+//! This is one of the few rooms that may hold `unsafe`.
+#![allow(unsafe_code)]
+
+pub mod memory;
+
+pub use memory::MemoryRange;

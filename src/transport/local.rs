@@ -1,0 +1,1 @@
+//! Transfers within this process.

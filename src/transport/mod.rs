@@ -1,0 +1,108 @@
+//! How bytes move. A transport knows slices and memory, not batches.
+//!
+//! A transport is given [`Slice`]s and must call [`Completion::finish`] exactly once for each, after which it never touches the
+//! slice's memory again. It owns deadlines and cancellation of what it was given.
+
+pub mod local;
+pub mod tcp;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::metadata::SegmentDescriptor;
+use crate::registry::Region;
+use crate::sys::MemoryRange;
+
+/// Which way the bytes go, seen from the submitter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opcode {
+    /// From the target segment into local memory.
+    Read,
+    /// From local memory into the target segment.
+    Write,
+}
+
+/// When a slice is given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// It ends at this time, whatever has moved.
+    pub absolute: Option<Instant>,
+    /// It ends when nothing has moved on its connection for this long.
+    pub stall: Duration,
+}
+
+/// Who is told of a slice's end. Implemented by the transfer room.
+pub trait Completion: Send + Sync {
+    /// The slice is over: its bytes are in place, or the error says why not. Called exactly once for each slice.
+    fn finish(&self, index: u32, outcome: Result<()>);
+
+    /// Whether the caller has cancelled everything it submitted with this completion.
+    fn is_cancelled(&self) -> bool;
+}
+
+/// A piece of work for a transport: one contiguous local range against one contiguous range of a peer.
+pub struct Slice {
+    /// Direction.
+    pub opcode: Opcode,
+    /// Memory of this process: source of a write, sink of a read. Never empty.
+    pub local: MemoryRange,
+    /// Start of the range in the target segment's address space; its length is that of `local`.
+    pub remote_address: u64,
+    /// When to give up.
+    pub deadline: Deadline,
+    /// Who is told, and by which index it knows this slice.
+    pub completion: Arc<dyn Completion>,
+    /// See `completion`.
+    pub index: u32,
+}
+
+impl Slice {
+    /// Tells the owner that the slice is over.
+    pub fn finish(self, outcome: Result<()>) {
+        self.completion.finish(self.index, outcome);
+    }
+}
+
+/// A segment of another process (or of this one), as transports see it. Implemented by the engine's segment cache.
+pub trait Segment: Send + Sync {
+    /// Unique within the engine, never reused.
+    fn id(&self) -> u64;
+
+    /// The descriptor as it is known now.
+    fn descriptor(&self) -> Arc<SegmentDescriptor>;
+
+    /// Fetches the descriptor anew from the peer or the metadata server, and keeps it. Blocks for up to the handshake time-outs.
+    fn refresh(&self) -> Result<Arc<SegmentDescriptor>>;
+
+    /// Host of the peer's handshake channel: where its data port is, too.
+    fn host(&self) -> Result<String>;
+}
+
+/// A way to move bytes.
+pub trait Transport: Send + Sync {
+    /// Name in `installTransport` and in descriptors.
+    fn protocol(&self) -> &'static str;
+
+    /// Makes a region usable by this transport.
+    fn register(&self, region: &Arc<Region>) -> Result<()>;
+
+    /// Undoes [`Transport::register`]; the region has been drained.
+    fn unregister(&self, region: &Arc<Region>) -> Result<()>;
+
+    /// Starts the slices. Failures are reported per slice through its completion.
+    fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>);
+
+    /// Ends what can be ended of cancelled completions: what has not started at once; what has, by closing its connection within
+    /// 100 ms. Returns before that is done.
+    fn cancel(&self);
+
+    /// Closes the connections on which a peer or this process still moves bytes of `range`, so that guards on it are given back.
+    fn evict(&self, range: MemoryRange);
+
+    /// Drops what is kept for a segment; its running slices end first.
+    fn forget(&self, segment: u64);
+
+    /// Ends everything with `reason` and returns when no thread of the transport touches memory any more.
+    fn shutdown(&self, reason: Error);
+}
