@@ -4,8 +4,10 @@
 //! This is one of the few rooms that may hold `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod background;
 pub mod epoll;
 pub mod event;
 pub mod memory;
+pub mod socket;
 
 pub use memory::MemoryRange;
