@@ -100,6 +100,11 @@ impl<'a> Scatter<'a> {
         self.gather.length
     }
 
+    /// Number of pieces.
+    pub fn pieces(&self) -> usize {
+        self.gather.count
+    }
+
     /// Adds a buffer of ours.
     pub fn push_buffer(&mut self, buffer: &'a mut [u8]) {
         self.gather.push(buffer.as_mut_ptr() as u64, buffer.len() as u64);

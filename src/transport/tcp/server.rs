@@ -1,0 +1,524 @@
+//! The serving side of data connections: peers read and write the registered memory of this process.
+//!
+//! A connection is served by one I/O thread; its `state` lock is contended only by [`Connection::evict`], which ends it because its
+//! memory is to be released. Requests are served strictly one after the other, and replies are kept in order. Many small requests
+//! that have arrived together are answered together.
+//!
+//! Safety of memory: a range is touched only under guards that the registry gave for exactly it, taken when the header has been read
+//! and given back when the last byte has moved; and only by system calls, so that a bad page ends the connection and not the process.
+//!
+//! A refused request is answered with status 1, after which nothing more is read as a request: what follows is thrown away for a
+//! while ([`LINGER`]), so that the refusal is not destroyed by a reset before the peer has read it.
+//!
+//! Idle connections are never closed from this side: upstream's clients keep theirs and do not notice.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use socket2::Socket;
+
+use super::Shared;
+use super::io_loop::{IoLoop, Source};
+use super::wire::{self, HEADER_LENGTH, Header, STATUS_LENGTH, Version};
+use crate::registry::{Access, Guards, Refusal, View};
+use crate::sys::MemoryRange;
+use crate::sys::epoll::Interest;
+use crate::sys::socket::{self, Gather, Scatter};
+use crate::transport::Opcode;
+
+/// Requests that are looked at together.
+const HEADERS: usize = 32;
+
+/// Replies that are kept back while more requests can be read.
+const REPLIES: usize = 64;
+
+/// Bytes moved on one connection before the thread looks at the others.
+const TURN_BYTES: u64 = 4 << 20;
+
+/// How long and how much is thrown away after a refusal.
+pub(super) const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 256 << 20;
+
+/// The listening socket.
+pub(super) struct Acceptor {
+    shared: Weak<Shared>,
+    listener: std::net::TcpListener,
+    io_loop: Arc<IoLoop>,
+    token: OnceLock<u64>,
+}
+
+impl Acceptor {
+    pub fn start(shared: &Arc<Shared>, listener: std::net::TcpListener, io_loop: &Arc<IoLoop>) -> io::Result<Arc<Acceptor>> {
+        let acceptor =
+            Arc::new(Acceptor { shared: Arc::downgrade(shared), listener, io_loop: io_loop.clone(), token: OnceLock::new() });
+        let token = io_loop.add(Source::Acceptor(acceptor.clone()), &acceptor.listener, Interest::READ)?;
+        acceptor.token.get_or_init(|| token);
+        Ok(acceptor)
+    }
+
+    /// Takes what has connected.
+    pub fn accept(&self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        for _ in 0..64 {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    shared.counters.connections_accepted.add(1);
+                    Connection::start(&shared, stream);
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
+                    _ => {
+                        // Out of descriptors or memory: the peer stays in the queue until the clock tries again.
+                        tracing::warn!("cannot accept a data connection: {error}; raise the limit on open files (ulimit -n)");
+                        self.listen(Interest::NONE);
+                        shared.pause_accepting();
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Accepts again after a pause.
+    pub fn resume(&self) {
+        self.listen(Interest::READ);
+    }
+
+    fn listen(&self, interest: Interest) {
+        if let Err(error) = self.io_loop.modify(&self.listener, interest, self.token.get().copied()) {
+            tracing::error!("cannot wait for data connections: {error}");
+        }
+    }
+
+    pub fn stop(&self) {
+        if let Some(&token) = self.token.get() {
+            self.io_loop.remove(token, &self.listener);
+        }
+    }
+}
+
+/// What is still to be sent.
+enum Reply {
+    Status([u8; STATUS_LENGTH]),
+    Body { range: MemoryRange, _guards: Guards },
+}
+
+impl Reply {
+    fn length(&self) -> u64 {
+        match self {
+            Reply::Status(status) => status.len() as u64,
+            Reply::Body { range, .. } => range.length(),
+        }
+    }
+}
+
+/// A write whose body is being received.
+struct Incoming {
+    range: MemoryRange,
+    done: u64,
+    version: Version,
+    _guards: Guards,
+}
+
+#[derive(Default)]
+struct State {
+    /// The next header, as far as it has been taken from the socket.
+    header: [u8; HEADER_LENGTH],
+    header_length: usize,
+    incoming: Option<Incoming>,
+    replies: VecDeque<Reply>,
+    /// Bytes of the first reply that are sent.
+    sent: u64,
+    /// Whether the last request was a read, so that more of them may wait and are worth a look.
+    reads: bool,
+    /// Since when input is thrown away.
+    refused: Option<Instant>,
+    thrown_away: usize,
+    shut: bool,
+    closed: bool,
+    waits_for_writable: bool,
+}
+
+/// What a step of serving found.
+enum Step {
+    /// There may be more.
+    Go,
+    /// Nothing more can be read now.
+    Drained,
+    /// The connection is over.
+    Close,
+}
+
+/// A connection from a peer.
+pub(super) struct Connection {
+    shared: Weak<Shared>,
+    io_loop: Arc<IoLoop>,
+    token: OnceLock<u64>,
+    socket: Socket,
+    state: Mutex<State>,
+}
+
+impl Connection {
+    fn start(shared: &Arc<Shared>, stream: std::net::TcpStream) {
+        let socket = Socket::from(stream);
+        let ready = socket.set_nonblocking(true).and_then(|()| socket.set_tcp_nodelay(true)).and_then(|()| socket.set_keepalive(true));
+        if let Err(error) = ready {
+            tracing::info!("cannot prepare a data connection: {error}");
+            return;
+        }
+        let io_loop = shared.next_loop();
+        let connection = Arc::new(Connection {
+            shared: Arc::downgrade(shared),
+            io_loop: io_loop.clone(),
+            token: OnceLock::new(),
+            socket,
+            state: Mutex::default(),
+        });
+        let state = connection.state.lock();
+        match io_loop.add(Source::Connection(connection.clone()), &connection.socket, Interest::READ) {
+            Ok(token) => {
+                connection.token.get_or_init(|| token);
+                shared.connections.lock().insert(connection.key(), connection.clone());
+            }
+            Err(error) => tracing::warn!("cannot wait for a data connection: {error}"),
+        }
+        drop(state);
+    }
+
+    fn key(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// Serves an event; called by the I/O thread.
+    pub fn serve(&self, readable: bool, writable: bool) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let mut state = self.state.lock();
+        if !state.closed && !self.take_turn(&shared, &mut state, readable, writable) {
+            self.close(&shared, &mut state);
+        }
+    }
+
+    /// Ends the connection if it moves bytes of the range, or (`None`) in any case. No byte moves on it after this returns.
+    pub fn evict(&self, range: Option<MemoryRange>) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let mut state = self.state.lock();
+        let uses = match range {
+            None => true,
+            Some(range) => {
+                state.incoming.as_ref().is_some_and(|incoming| incoming.range.intersects(&range))
+                    || state.replies.iter().any(|reply| matches!(reply, Reply::Body { range: body, .. } if body.intersects(&range)))
+            }
+        };
+        if uses && !state.closed {
+            self.close(&shared, &mut state);
+        }
+    }
+
+    /// Closes the connection if it was refused something long enough ago. False: look again later.
+    pub fn end_linger(&self, now: Instant) -> bool {
+        let Some(shared) = self.shared.upgrade() else { return true };
+        let mut state = self.state.lock();
+        if !state.closed && state.refused.is_some_and(|since| now >= since + LINGER) {
+            self.close(&shared, &mut state);
+        }
+        state.closed
+    }
+
+    fn close(&self, shared: &Shared, state: &mut State) {
+        state.closed = true;
+        state.incoming = None;
+        state.replies.clear();
+        if let Some(&token) = self.token.get() {
+            self.io_loop.remove(token, &self.socket);
+        }
+        shared.connections.lock().remove(&self.key());
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// False: the connection is over.
+    fn take_turn(&self, shared: &Arc<Shared>, state: &mut State, readable: bool, writable: bool) -> bool {
+        let mut budget = TURN_BYTES;
+        let mut may_read = readable;
+        if writable && !self.flush(shared, state, &mut budget) {
+            return false;
+        }
+        while may_read && budget > 0 && (state.replies.is_empty() || !state.waits_for_writable) {
+            let step = if state.refused.is_some() { self.throw_away(state) } else { self.read(shared, state, &mut budget) };
+            match step {
+                Step::Go if state.replies.len() < REPLIES => {}
+                Step::Go => {
+                    if !self.flush(shared, state, &mut budget) {
+                        return false;
+                    }
+                }
+                Step::Drained => may_read = false,
+                Step::Close => return false,
+            }
+        }
+        self.flush(shared, state, &mut budget)
+    }
+
+    /// Sends what waits, and asks for the events that are needed next. False: the connection is over.
+    fn flush(&self, shared: &Arc<Shared>, state: &mut State, budget: &mut u64) -> bool {
+        let mut most = usize::MAX;
+        let mut blocked = false;
+        while !state.replies.is_empty() {
+            let mut gather = Gather::default();
+            for (position, reply) in state.replies.iter().enumerate() {
+                if gather.is_full() || position >= most {
+                    break;
+                }
+                let skip = if position == 0 { state.sent } else { 0 };
+                match reply {
+                    Reply::Status(status) => gather.push_bytes(&status[skip as usize..]),
+                    Reply::Body { range, .. } => match range.part(skip, range.length() - skip) {
+                        Some(rest) => gather.push_memory(rest),
+                        None => return false,
+                    },
+                }
+            }
+            let length = gather.length();
+            match gather.send(&self.socket) {
+                Ok(sent) => {
+                    *budget = budget.saturating_sub(sent);
+                    self.advance_sent(shared, state, sent);
+                    if sent < length || *budget == 0 {
+                        blocked = !state.replies.is_empty();
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    blocked = true;
+                    break;
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) && most > 1 => most = 1,
+                Err(error) => {
+                    if let (Some(libc::EFAULT), Some(Reply::Body { range, .. })) = (error.raw_os_error(), state.replies.front()) {
+                        shared.complain(format_args!(
+                            "a peer reads [{:#x}, +{}), which is registered but cannot be read: it was unmapped or protected before it was unregistered",
+                            range.address(),
+                            range.length()
+                        ));
+                    }
+                    return false;
+                }
+            }
+        }
+        if state.replies.is_empty() && state.refused.is_some() && !state.shut {
+            state.shut = true;
+            if self.socket.shutdown(std::net::Shutdown::Write).is_err() {
+                return false;
+            }
+        }
+        if blocked != state.waits_for_writable {
+            // While replies are stuck nothing more is read: the peer has to take them first.
+            let interest = if blocked { Interest::WRITE } else { Interest::READ };
+            if self.io_loop.modify(&self.socket, interest, self.token.get().copied()).is_err() {
+                return false;
+            }
+            state.waits_for_writable = blocked;
+        }
+        true
+    }
+
+    fn advance_sent(&self, shared: &Shared, state: &mut State, sent: u64) {
+        state.sent += sent;
+        while let Some(reply) = state.replies.front() {
+            let length = reply.length();
+            if state.sent < length {
+                break;
+            }
+            if matches!(reply, Reply::Body { .. }) {
+                shared.counters.requests_served.add(1);
+                shared.counters.bytes_served.add(length);
+            }
+            state.sent -= length;
+            state.replies.pop_front();
+        }
+    }
+
+    fn read(&self, shared: &Arc<Shared>, state: &mut State, budget: &mut u64) -> Step {
+        if state.incoming.is_some() {
+            self.read_body(shared, state, budget)
+        } else if state.header_length == 0 && state.reads {
+            self.read_headers(shared, state)
+        } else {
+            self.read_header(shared, state)
+        }
+    }
+
+    /// Takes exactly one header.
+    fn read_header(&self, shared: &Arc<Shared>, state: &mut State) -> Step {
+        let mut scatter = Scatter::default();
+        scatter.push_buffer(&mut state.header[state.header_length..]);
+        match scatter.receive(&self.socket) {
+            Ok(0) => Step::Close,
+            Ok(received) => {
+                state.header_length += received as usize;
+                if state.header_length < HEADER_LENGTH {
+                    return Step::Drained;
+                }
+                let header = std::mem::replace(&mut state.header, [0; HEADER_LENGTH]);
+                state.header_length = 0;
+                shared.registry.read(|view| self.begin(shared, state, view, Header::decode(&header)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Step::Drained,
+            Err(_) => Step::Close,
+        }
+    }
+
+    /// Looks at all headers of reads that have arrived, and takes them together.
+    fn read_headers(&self, shared: &Arc<Shared>, state: &mut State) -> Step {
+        let mut headers = [0; HEADERS * HEADER_LENGTH];
+        let seen = match socket::peek(&self.socket, &mut headers) {
+            Ok(0) => return Step::Close,
+            Ok(seen) => seen,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Step::Drained,
+            Err(_) => return Step::Close,
+        };
+        let mut taken = 0;
+        let step = shared.registry.read(|view| {
+            for header in headers[..seen].as_chunks::<HEADER_LENGTH>().0 {
+                taken += HEADER_LENGTH;
+                match self.begin(shared, state, view, Header::decode(header)) {
+                    Step::Go if state.incoming.is_none() && state.refused.is_none() => {}
+                    step => return step,
+                }
+            }
+            Step::Go
+        });
+        if taken == 0 {
+            state.reads = false;
+            return Step::Go;
+        }
+        match socket::discard(&self.socket, taken) {
+            Ok(discarded) if discarded == taken => {}
+            _ => return Step::Close,
+        }
+        match step {
+            // All that was there has been taken.
+            Step::Go if taken == seen && seen < headers.len() => Step::Drained,
+            step => step,
+        }
+    }
+
+    /// Acts on a header.
+    fn begin(&self, shared: &Arc<Shared>, state: &mut State, view: &View<'_>, header: Header) -> Step {
+        state.reads = header.opcode == Opcode::Read;
+        let granted = match header.length {
+            0 => Err(Refusal::NotRegistered),
+            length => view.acquire(header.address, length, Access::Remote),
+        };
+        let granted = granted.map(|guards| (guards.range(header.address, header.length), guards));
+        let (range, guards) = match granted {
+            Ok((Some(range), guards)) => (range, guards),
+            Ok((None, _)) => return self.refuse(shared, state, header, "registered"),
+            Err(Refusal::NotRegistered) => return self.refuse(shared, state, header, "not (all) registered"),
+            Err(Refusal::NotAccessible) => return self.refuse(shared, state, header, "registered for local use only"),
+            Err(Refusal::Draining) => return self.refuse(shared, state, header, "being unregistered"),
+        };
+        match header.opcode {
+            Opcode::Write => {
+                state.incoming = Some(Incoming { range, done: 0, version: header.version, _guards: guards });
+            }
+            Opcode::Read => {
+                if header.version == Version::V2 {
+                    state.replies.push_back(Reply::Status(wire::encode_status(wire::STATUS_OK)));
+                }
+                state.replies.push_back(Reply::Body { range, _guards: guards });
+            }
+        }
+        Step::Go
+    }
+
+    fn refuse(&self, shared: &Arc<Shared>, state: &mut State, header: Header, why: &str) -> Step {
+        let what = match header.opcode {
+            Opcode::Read => "read",
+            Opcode::Write => "write",
+        };
+        shared.complain(format_args!(
+            "refused a {what} of [{:#x}, +{}) by {}: the range is {why}",
+            header.address,
+            header.length,
+            self.socket.peer_addr().ok().and_then(|address| address.as_socket()).map_or("a peer".into(), |address| address.to_string())
+        ));
+        match header.version {
+            Version::V1 => Step::Close,
+            Version::V2 => {
+                state.replies.push_back(Reply::Status(wire::encode_status(wire::STATUS_REJECTED)));
+                state.refused = Some(Instant::now());
+                shared.linger(self.key());
+                Step::Go
+            }
+        }
+    }
+
+    fn read_body(&self, shared: &Arc<Shared>, state: &mut State, budget: &mut u64) -> Step {
+        let Some(incoming) = &mut state.incoming else { return Step::Go };
+        let rest = incoming.range.length() - incoming.done;
+        let Some(body) = incoming.range.part(incoming.done, rest) else { return Step::Close };
+        let mut scatter = Scatter::default();
+        scatter.push_memory(body);
+        // The next header usually follows; taking it now spares a call.
+        scatter.push_buffer(&mut state.header);
+        let wanted = scatter.length();
+        match scatter.receive(&self.socket) {
+            Ok(0) => Step::Close,
+            Ok(received) => {
+                *budget = budget.saturating_sub(received);
+                if received < rest {
+                    incoming.done += received;
+                    return if received < wanted { Step::Drained } else { Step::Go };
+                }
+                if incoming.version == Version::V2 {
+                    state.replies.push_back(Reply::Status(wire::encode_status(wire::STATUS_OK)));
+                }
+                shared.counters.requests_served.add(1);
+                shared.counters.bytes_served.add(incoming.range.length());
+                state.incoming = None;
+                state.header_length = (received - rest) as usize;
+                if state.header_length < HEADER_LENGTH {
+                    return Step::Drained;
+                }
+                let header = std::mem::replace(&mut state.header, [0; HEADER_LENGTH]);
+                state.header_length = 0;
+                shared.registry.read(|view| self.begin(shared, state, view, Header::decode(&header)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Step::Drained,
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                let header = Header {
+                    length: incoming.range.length(),
+                    address: incoming.range.address(),
+                    opcode: Opcode::Write,
+                    version: incoming.version,
+                };
+                state.incoming = None;
+                self.refuse(shared, state, header, "registered but cannot be written: it was unmapped or protected before it was unregistered")
+            }
+            Err(_) => Step::Close,
+        }
+    }
+
+    fn throw_away(&self, state: &mut State) -> Step {
+        match socket::discard(&self.socket, TURN_BYTES as usize) {
+            Ok(0) => Step::Close,
+            Ok(discarded) => {
+                state.thrown_away += discarded;
+                if state.thrown_away > LINGER_BYTES { Step::Close } else { Step::Go }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Step::Drained,
+            Err(_) => Step::Close,
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
