@@ -1,19 +1,46 @@
-//! Batches and tasks. (skeleton: the public face is fixed)
-#![allow(missing_docs, unused_variables)]
+//! Batches and tasks: what callers submit, and how they learn of its end.
+//!
+//! A batch is a handle with room for a fixed number of tasks. Each submission adds tasks to it and starts them; each task is one
+//! [`Slice`] for a transport. A task's state goes from [`State::Waiting`] to one terminal state, once, and only when the engine will
+//! not touch the task's memory any more. All state is read without taking part in the transfer: nobody has to poll for it to advance.
+//!
+//! Order within the end of a task: guards on local regions are given back, then the state is published, then the batch's count of
+//! unfinished tasks falls, then waiters wake. With a notification, the task that ends last keeps its state to itself until the peer
+//! has answered or failed.
+//!
+//! Who locks what: status is atomics, plus a read lock on the list of submissions. `done` and its mutex serve waiters that park;
+//! the finishing thread takes it only when somebody waits. `notifications` is locked by submitters and by the thread that ends the
+//! last task. No lock is held while a transport or the host is called.
+//!
+//! Cost of a submission: one allocation for its tasks, one for its record, one index look-up per task. Cost of a status: a table
+//! look-up, a read lock, two loads.
 
-use std::sync::Arc;
+mod batch;
+mod table;
+
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+pub use batch::Batch;
+pub use table::BatchTable;
+
+use crate::error::{Code, Error, Result};
+use crate::handshake::Notification;
+use crate::registry::{Refusal, Registry};
 use crate::sys::MemoryRange;
-use crate::transport::Opcode;
+use crate::transport::{Deadline, Opcode, Segment, Slice, Transport};
+use std::sync::Arc;
 
 /// One transfer that a caller asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
+    /// Direction.
     pub opcode: Opcode,
+    /// Memory of this process; its length is the request's. It need not be registered for TCP. It must stay valid, and for a read
+    /// unused by others, until the task is terminal.
     pub local: MemoryRange,
+    /// Id of an opened segment; 0 is the own one.
     pub segment: u64,
+    /// Start of the range in the segment's address space.
     pub remote_address: u64,
 }
 
@@ -21,73 +48,171 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
+    /// Not over.
     Waiting = 0,
+    /// Never used; part of the numbering.
     Pending = 1,
+    /// Never used; part of the numbering.
     Invalid = 2,
+    /// Ended by a cancel, by unregistering its memory, or by destroying the engine.
     Canceled = 3,
+    /// The bytes are in place.
     Completed = 4,
+    /// Given up at a deadline.
     Timeout = 5,
+    /// Ended by an error.
     Failed = 6,
 }
+
 impl State {
+    /// Whether it will never change again.
     pub fn is_terminal(self) -> bool {
-        todo!()
+        !matches!(self, State::Waiting | State::Pending)
+    }
+
+    fn from_number(number: u8) -> State {
+        [State::Waiting, State::Pending, State::Invalid, State::Canceled, State::Completed, State::Timeout, State::Failed]
+            .into_iter()
+            .find(|state| *state as u8 == number)
+            .unwrap_or(State::Invalid)
+    }
+
+    fn of_error(error: &Error) -> State {
+        match error.code() {
+            Code::Timeout => State::Timeout,
+            Code::Canceled => State::Canceled,
+            _ => State::Failed,
+        }
     }
 }
 
+/// What is known of a task.
 #[derive(Clone, Debug)]
 pub struct TaskStatus {
+    /// Where it stands.
     pub state: State,
+    /// Bytes that are in place; the task's length once it is completed.
     pub transferred_bytes: u64,
+    /// Why it is not completed, once it is terminal.
     pub error: Option<Error>,
 }
 
-#[derive(Clone, Debug)]
+/// What is known of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchStatus {
+    /// Waiting until all tasks are terminal; then the worst of their states, Failed being worst. A batch without tasks is completed.
     pub state: State,
+    /// Sum over completed tasks.
     pub transferred_bytes: u64,
+    /// Tasks submitted so far.
     pub tasks: usize,
+    /// Tasks that are terminal.
     pub finished: usize,
+    /// Tasks that are terminal and not completed.
     pub failed: usize,
 }
 
+/// How to submit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SubmitOptions {
+    /// The tasks end as [`State::Timeout`] at this time, if they have not before.
     pub deadline: Option<Instant>,
+    /// They end so when nothing has moved for this long. Default: the engine's.
     pub stall: Option<Duration>,
 }
 
-/// A batch: handed out by the engine's table under a 64-bit id that carries a generation.
-pub struct Batch {}
-impl Batch {
-    pub fn id(&self) -> u64 {
-        todo!()
-    }
-    pub fn capacity(&self) -> usize {
-        todo!()
-    }
-    /// Number of tasks submitted so far.
-    pub fn len(&self) -> usize {
-        todo!()
-    }
-    /// None when there is no such task.
-    pub fn task_status(&self, task: usize) -> Option<TaskStatus> {
-        todo!()
-    }
-    pub fn status(&self) -> BatchStatus {
-        todo!()
-    }
-    /// Polls up to 50 us, then parks. True when every task is terminal.
-    pub fn wait(&self, limit: Option<Duration>) -> bool {
-        todo!()
-    }
-    pub fn cancel(&self) {
-        todo!()
-    }
-    /// An eventfd that becomes readable each time the batch has no running task left. Owned by the batch, closed with it.
-    pub fn event_fd(&self) -> Result<i32> {
-        todo!()
-    }
+/// What batches need of whoever made them.
+pub trait BatchHost: Send + Sync {
+    /// Has transports end what is cancelled; see [`Transport::cancel`].
+    fn sweep_cancelled(&self);
+
+    /// Sends the messages, each to its segment, from another thread, and drops `after` when all were answered or have failed.
+    fn send_notifications(&self, messages: Vec<(u64, Notification)>, after: Box<dyn Send>);
 }
-#[allow(dead_code)]
-type Unused = Arc<()>;
+
+/// Which transport reaches a segment.
+#[derive(Clone)]
+pub struct Route {
+    /// The transport.
+    pub transport: Arc<dyn Transport>,
+    /// The segment.
+    pub segment: Arc<dyn Segment>,
+}
+
+/// Adds tasks for `requests` to the batch and starts them. All or nothing: on an error nothing was queued.
+///
+/// `route` is asked once for each run of requests to the same segment.
+///
+/// Errors: TooManyRequests when the batch has no room, Canceled when it was cancelled, AddressNotRegistered when local memory is being
+/// unregistered, and what `route` returns.
+pub fn submit(
+    batch: &Arc<Batch>,
+    registry: &Registry,
+    route: &dyn Fn(u64) -> Result<Route>,
+    requests: &[Request],
+    notification: Option<Notification>,
+    options: SubmitOptions,
+    default_stall: Duration,
+) -> Result<()> {
+    let mut routes: Vec<(u64, Route, Vec<Slice>)> = Vec::new();
+    let mut route_of = Vec::with_capacity(requests.len());
+    for request in requests {
+        let known = routes.iter().rposition(|(segment, ..)| *segment == request.segment);
+        route_of.push(match known {
+            Some(position) => position,
+            None => {
+                routes.push((request.segment, route(request.segment)?, Vec::new()));
+                routes.len() - 1
+            }
+        });
+    }
+    let mut held = batch::HeldRegions::default();
+    registry.read(|view| {
+        for request in requests {
+            let (address, length) = (request.local.address(), request.local.length());
+            let guards = match length {
+                0 => None,
+                _ => Some(view.acquire_overlapping(request.local).map_err(|refusal| {
+                    let why = match refusal {
+                        Refusal::Draining => "is being unregistered",
+                        Refusal::NotRegistered | Refusal::NotAccessible => "is not registered",
+                    };
+                    Error::new(Code::AddressNotRegistered, format!("local memory [{address:#x}, +{length}) {why}"))
+                })?),
+            };
+            held.push(guards);
+        }
+        Ok(())
+    })?;
+    let first_segment = requests.first().map_or(0, |request| request.segment);
+    let submission = batch.begin(requests, held, notification.map(|notification| (first_segment, notification)))?;
+    let deadline = Deadline { absolute: options.deadline, stall: options.stall.unwrap_or(default_stall) };
+    for (index, (request, &route)) in requests.iter().zip(&route_of).enumerate() {
+        let slice = Slice {
+            opcode: request.opcode,
+            local: request.local,
+            remote_address: request.remote_address,
+            deadline,
+            completion: submission.clone(),
+            index: index as u32,
+        };
+        let length = request.local.length();
+        if length == 0 {
+            slice.finish(Ok(()));
+        } else if request.remote_address.checked_add(length - 1).is_none() {
+            let error = Error::new(
+                Code::AddressNotRegistered,
+                format!("remote range [{:#x}, +{length}) runs past the end of the address space", request.remote_address),
+            );
+            slice.finish(Err(error));
+        } else {
+            routes[route].2.push(slice);
+        }
+    }
+    for (_, route, slices) in routes {
+        if !slices.is_empty() {
+            route.transport.submit(&route.segment, slices);
+        }
+    }
+    Ok(())
+}
