@@ -1,12 +1,40 @@
-//! Registered memory regions.
+//! Registered memory regions: which ranges there are, who may touch them, and until when.
 //!
-//! (skeleton: signatures are fixed, bodies to be written)
-#![allow(missing_docs, unused_variables)]
+//! [`Registry`] knows no transport and does no I/O. Registering is *reserve* (blocks the range), the caller's slow work, then
+//! *commit* or *abandon*. Removing is *start the drain*, *drain*, the caller's slow work, then *finish*, *give up* (to be tried again) or
+//! *quarantine*. Whoever touches bytes holds a [`RegionGuard`]; once a drain has succeeded there is none and never will be.
+//!
+//! - `index`: the one structure that holds the regions, ordered by address; read without locks
+//! - `region`: a region's states
+//! - [`in_flight`]: the count behind guard and drain
+//! - `published`: live regions in registration order, with their encoded text
+//!
+//! Locks: one mutex for all who change something; it is held for the bookkeeping only, and while [`Registry::published`] encodes.
+//! Readers take none. No callback may call the registry back, except from inside [`Registry::read`], where nothing is locked.
+//!
+//! Memory: 72 bytes a region, 16 to 32 in the index, 16 in the published order, and its encoded text.
 
+pub mod in_flight;
+mod index;
+mod published;
+mod region;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::cell::Cell;
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::error::Result;
+use parking_lot::Mutex;
+
+use crate::error::{Code, Error, Result};
 use crate::sys::MemoryRange;
+use index::{Entry, Index, LEAF_CAPACITY, Pinned, Writer};
+use published::{BLOCK_CAPACITY, Published};
+pub use region::Region;
+use region::State;
 
 /// What a registration asks for, beside its range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,80 +43,135 @@ pub struct RegionOptions {
     pub location: Arc<str>,
     /// Whether peers may read and write it.
     pub remote_accessible: bool,
-    /// Whether registering the very same range, location and access again counts a reference instead of failing.
+    /// Whether registering the very same range, location and access again counts a reference instead of failing. Both must ask for it.
     pub counted: bool,
 }
 
-/// A registered range. (fields private; see methods)
-pub struct Region {}
-
-impl Region {
-    pub fn range(&self) -> MemoryRange {
-        todo!()
-    }
-    pub fn location(&self) -> &Arc<str> {
-        todo!()
-    }
-    pub fn remote_accessible(&self) -> bool {
-        todo!()
-    }
-    /// Registration order; never reused.
-    pub fn sequence(&self) -> u64 {
-        todo!()
-    }
-}
-
 /// Keeps a region from being released while bytes move in it. Dropping ends that.
-pub struct RegionGuard {}
+pub struct RegionGuard {
+    region: Arc<Region>,
+}
+
 impl RegionGuard {
+    /// The region.
     pub fn region(&self) -> &Arc<Region> {
-        todo!()
+        &self.region
     }
 }
 
-/// Who wants to touch a range: a peer (needs `remote_accessible`) or this process.
+impl Drop for RegionGuard {
+    fn drop(&mut self) {
+        self.region.in_flight.release();
+    }
+}
+
+/// Who wants to touch a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
+    /// This process.
     Local,
+    /// A peer; the region must be `remote_accessible`.
     Remote,
 }
 
 /// Why a range was not given out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
+    /// Some byte of it is in no live region.
     NotRegistered,
+    /// Some byte of it is not for peers.
     NotAccessible,
+    /// Some byte of it is being unregistered.
     Draining,
 }
 
-/// What readers see while they are pinned.
+/// What readers see while they are pinned; made by [`Registry::read`]. Each look-up sees all registrations and removals that ended
+/// before it began. For one thread.
 pub struct View<'a> {
-    _p: std::marker::PhantomData<&'a ()>,
+    pinned: &'a Pinned<'a>,
+    /// The last region that was found. Requests often walk through one region.
+    hint: Cell<Option<Entry<'a>>>,
 }
-impl View<'_> {
+
+impl<'a> View<'a> {
     /// The region (in any state but gone) that contains the address.
     pub fn find(&self, address: u64) -> Option<&Region> {
-        todo!()
+        self.entry(address).map(Entry::get)
     }
+
+    fn entry(&self, address: u64) -> Option<Entry<'a>> {
+        let contains = |entry: &Entry<'a>| entry.range().contains(address, 1) && entry.state() != State::Gone;
+        if let Some(hint) = self.hint.get().filter(contains) {
+            return Some(hint);
+        }
+        let found = self.pinned.predecessor(address).filter(contains);
+        if found.is_some() {
+            self.hint.set(found);
+        }
+        found
+    }
+
     /// Guards on the live, touching regions that together cover `[address, address + length)`, in address order; all or none.
-    /// One region is the common case and costs no allocation.
+    /// One region is the common case and costs no allocation, one `fetch_add` and one reference count. An empty range needs a region
+    /// that contains `address`.
     pub fn acquire(&self, address: u64, length: u64, access: Access) -> std::result::Result<Guards, Refusal> {
-        todo!()
+        let first = self.acquire_region(address, access)?;
+        if first.region.range().contains(address, length) {
+            return Ok(Guards(GuardList::One(first)));
+        }
+        let end = u128::from(address) + u128::from(length);
+        let mut reached = first.region.range().end();
+        let mut guards = vec![first];
+        while reached < end {
+            // What is reached may be 2^64, where nothing begins.
+            let next = u64::try_from(reached).map_err(|_| Refusal::NotRegistered)?;
+            let guard = self.acquire_region(next, access)?;
+            reached = guard.region.range().end();
+            guards.push(guard);
+        }
+        Ok(Guards(GuardList::Many(guards.into())))
+    }
+
+    fn acquire_region(&self, address: u64, access: Access) -> std::result::Result<RegionGuard, Refusal> {
+        let entry = self.entry(address).ok_or(Refusal::NotRegistered)?;
+        if access == Access::Remote && !entry.remote_accessible() {
+            return Err(Refusal::NotAccessible);
+        }
+        if !entry.in_flight.try_acquire() {
+            return Err(match entry.state() {
+                State::Draining | State::DrainGivenUp => Refusal::Draining,
+                _ => Refusal::NotRegistered,
+            });
+        }
+        Ok(RegionGuard { region: entry.to_arc() })
     }
 }
 
-/// One or more guards without an allocation for one. Derefs to `[RegionGuard]`.
-pub struct Guards {}
-impl std::ops::Deref for Guards {
+/// One or more guards on touching regions in address order, without an allocation for one. Derefs to `[RegionGuard]`.
+pub struct Guards(GuardList);
+
+enum GuardList {
+    One(RegionGuard),
+    Many(Box<[RegionGuard]>),
+}
+
+impl Deref for Guards {
     type Target = [RegionGuard];
     fn deref(&self) -> &[RegionGuard] {
-        todo!()
+        match &self.0 {
+            GuardList::One(guard) => std::slice::from_ref(guard),
+            GuardList::Many(guards) => guards,
+        }
     }
 }
+
 impl Guards {
-    /// The promised memory `[address, address+length)` that these guards cover. None when outside of them.
+    /// The promised memory `[address, address + length)` that these guards cover. None when a byte of it is outside of them. The
+    /// caller keeps the guards for as long as it uses the range.
     pub fn range(&self, address: u64, length: u64) -> Option<MemoryRange> {
-        todo!()
+        let (first, others) = self.split_first()?;
+        let covered = others.iter().try_fold(first.region.range(), |covered, next| index::join(covered, next.region.range()))?;
+        covered.part(address.checked_sub(covered.address())?, length)
     }
 }
 
@@ -96,7 +179,7 @@ impl Guards {
 pub enum Reservation {
     /// A new region in state Reserved: do the slow work, then commit or abandon.
     New(Arc<Region>),
-    /// One more reference to a live region; nothing to do.
+    /// One more reference to a live region; nothing to do. Undone by a [`Registry::start_drain`].
     Counted(Arc<Region>),
 }
 
@@ -108,63 +191,325 @@ pub enum Removal {
     Counted,
 }
 
-#[derive(Default)]
-pub struct Registry {}
+/// The registered regions of one engine. Any thread may call anything.
+pub struct Registry {
+    index: Index,
+    changes: Mutex<Changes>,
+}
+
+/// What changes go through, under the lock.
+struct Changes {
+    index: Writer,
+    published: Published,
+    locations: Locations,
+    next_sequence: u64,
+}
+
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry::new()
+    }
+}
 
 impl Registry {
+    /// Without regions.
     pub fn new() -> Registry {
-        todo!()
+        Registry::with_capacities(LEAF_CAPACITY, BLOCK_CAPACITY)
     }
+
+    fn with_capacities(leaf: usize, block: usize) -> Registry {
+        let (index, writer) = Index::new(leaf);
+        let changes =
+            Changes { index: writer, published: Published::new(block), locations: Locations::default(), next_sequence: 0 };
+        Registry { index, changes: Mutex::new(changes) }
+    }
+
+    /// Looks things up without a lock. Call it once for many look-ups: entering costs as much as one does. Memory of removed regions is not
+    /// given back meanwhile, so `f` must not block; guards that it acquires may be kept.
     pub fn read<R>(&self, f: impl FnOnce(&View<'_>) -> R) -> R {
-        todo!()
+        let pinned = self.index.pin();
+        f(&View { pinned: &pinned, hint: Cell::new(None) })
     }
+
+    /// Blocks a range for the caller, who makes it usable and then commits it.
+    ///
+    /// Errors: `InvalidArgument` for an empty range or one at address 0; `AddressOverlapped` if any byte is blocked already, which the
+    /// text explains. O(log n), and a copy of 2 KiB.
     pub fn reserve(&self, range: MemoryRange, options: &RegionOptions) -> Result<Reservation> {
-        todo!()
+        check(range).map_err(|reason| Error::new(Code::InvalidArgument, format!("cannot register {}: {reason}", Shown(range))))?;
+        let outcome = self.changes.lock().reserve(range, options);
+        // Whoever gets the log may look into the registry, so errors are made without the lock.
+        outcome.map_err(|collision| {
+            Error::new(Code::AddressOverlapped, format!("cannot register {}: {}", Shown(range), collision.explain(options)))
+        })
     }
-    /// All or nothing, one lock; results in input order. Overlaps within the list are refused too.
+
+    /// [`Registry::reserve`] for many ranges, all or nothing, under one lock; results in input order. Overlaps within the list are refused,
+    /// too, also of counted ranges. The text of an error says which entry it was.
     pub fn reserve_batch(&self, ranges: &[MemoryRange], options: &RegionOptions) -> Result<Vec<Reservation>> {
-        todo!()
+        let refuse = |code, at: usize, reason: String| {
+            let text = format!(
+                "cannot register {}, entry {at} of {} (counted from 0), so none was registered: {reason}",
+                Shown(ranges[at]),
+                ranges.len()
+            );
+            Error::new(code, text)
+        };
+        for (at, range) in ranges.iter().enumerate() {
+            check(*range).map_err(|reason| refuse(Code::InvalidArgument, at, reason.to_owned()))?;
+        }
+        let mut reservations = Vec::with_capacity(ranges.len());
+        let mut changes = self.changes.lock();
+        for (at, range) in ranges.iter().enumerate() {
+            match changes.reserve(*range, options) {
+                Ok(reservation) => reservations.push(reservation),
+                Err(collision) => {
+                    for reservation in reservations.iter().rev() {
+                        match reservation {
+                            Reservation::New(region) => changes.forget(region),
+                            Reservation::Counted(region) => {
+                                region.drop_reference_unless_last();
+                            }
+                        }
+                    }
+                    drop(changes);
+                    let within = ranges[..at].iter().position(|earlier| earlier.intersects(range));
+                    let reason = match within {
+                        Some(earlier) => {
+                            format!("it overlaps entry {earlier} of the same call, {}; name each byte once", Shown(ranges[earlier]))
+                        }
+                        None => collision.explain(options),
+                    };
+                    return Err(refuse(Code::AddressOverlapped, at, reason));
+                }
+            }
+        }
+        Ok(reservations)
     }
-    /// Reserved -> Live, and into the published order.
+
+    /// Reserved -> Live, and into the published order. Only for what the caller has reserved.
     pub fn commit(&self, regions: &[Arc<Region>]) {
-        todo!()
+        let mut changes = self.changes.lock();
+        for region in regions {
+            debug_assert_eq!(region.state(), State::Reserved);
+            region.set_state(State::Live);
+            region.in_flight.open();
+            changes.published.add(region);
+        }
     }
-    /// Reserved -> gone.
+
+    /// Reserved -> gone. Only for what the caller has reserved.
     pub fn abandon(&self, regions: &[Arc<Region>]) {
-        todo!()
+        let mut changes = self.changes.lock();
+        for region in regions {
+            debug_assert_eq!(region.state(), State::Reserved);
+            changes.forget(region);
+        }
     }
-    /// Reserved or Draining -> Quarantined: undoing failed, the range stays blocked.
+
+    /// Reserved or Draining -> Quarantined: undoing failed, so a device may still reach the range; it stays blocked for as long as the registry
+    /// lives. Only for what the caller has reserved or is draining.
     pub fn quarantine(&self, region: &Arc<Region>) {
-        todo!()
+        let _changes = self.changes.lock();
+        debug_assert!(matches!(region.state(), State::Reserved | State::Draining));
+        region.set_state(State::Quarantined);
     }
-    /// Live -> Draining, out of the published order at once; new guards are refused. Address must be the exact start.
-    /// -3 unknown or interior; -4 when another thread is draining it right now. A region whose drain timed out may be started again.
+
+    /// Live -> Draining, out of the published order at once; new guards are refused. A region whose drain was given up may be started again.
+    /// Of several references one is given back instead.
+    ///
+    /// Errors: `AddressNotRegistered` unless a live region starts at the very address (the text says which region contains it, if one
+    /// does); `BatchBusy` while another thread is removing it.
     pub fn start_drain(&self, address: u64) -> Result<Removal> {
-        todo!()
+        let refusal = {
+            let mut changes = self.changes.lock();
+            let found = changes.index.predecessor(address).filter(|entry| entry.range().contains(address, 1)).map(Entry::to_arc);
+            match found {
+                Some(region) if region.range().address() == address => match region.state() {
+                    State::Live if region.drop_reference_unless_last() => return Ok(Removal::Counted),
+                    State::Live => {
+                        region.set_state(State::Draining);
+                        region.in_flight.close();
+                        changes.published.remove(&region);
+                        return Ok(Removal::Last(region));
+                    }
+                    State::DrainGivenUp => {
+                        region.set_state(State::Draining);
+                        return Ok(Removal::Last(region));
+                    }
+                    state => Some((region, state)),
+                },
+                Some(region) => {
+                    let state = region.state();
+                    Some((region, state))
+                }
+                None => None,
+            }
+        };
+        let Some((region, state)) = refusal else {
+            return Err(Error::quiet(Code::AddressNotRegistered, format!("cannot unregister {address:#x}: no region contains it")));
+        };
+        let range = Shown(region.range());
+        if region.range().address() != address {
+            let text = format!(
+                "cannot unregister {address:#x}: it lies inside the region {range}, which stays; use the address that was registered"
+            );
+            return Err(Error::new(Code::AddressNotRegistered, text));
+        }
+        Err(match state {
+            State::Draining => Error::quiet(
+                Code::BatchBusy,
+                format!("cannot unregister {range}: another call is unregistering it, with {} uses under way", region.in_flight()),
+            ),
+            State::Quarantined => Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {QUARANTINED}")),
+            _ => Error::quiet(
+                Code::AddressNotRegistered,
+                format!("cannot unregister {range}: its registration has not ended; wait for that call to return"),
+            ),
+        })
     }
-    /// Waits until no guard is left or `limit` has passed. True when drained.
-    pub fn drain(&self, region: &Region, limit: std::time::Duration) -> bool {
-        todo!()
+
+    /// Waits until no guard is left or `limit` has passed. True when drained. Takes no lock of the registry.
+    #[must_use]
+    pub fn drain(&self, region: &Region, limit: Duration) -> bool {
+        region.in_flight.drain(limit)
     }
-    /// Draining -> gone. The drain must have succeeded.
+
+    /// Draining -> gone. Only for what the caller is draining, after [`Registry::drain`] has answered true.
     pub fn finish(&self, region: &Arc<Region>) {
-        todo!()
+        debug_assert_eq!(region.state(), State::Draining);
+        self.changes.lock().forget(region);
     }
-    /// Drain timed out: stays Draining, may be started again.
+
+    /// The drain ran out of time: the region stays blocked and refuses guards, and its drain may be started again. Only for what the
+    /// caller is draining.
     pub fn give_up_drain(&self, region: &Arc<Region>) {
-        todo!()
+        let _changes = self.changes.lock();
+        debug_assert_eq!(region.state(), State::Draining);
+        region.set_state(State::DrainGivenUp);
     }
-    /// Live regions in registration order, as encoded text per block; only blocks changed since the last call are encoded again.
-    /// `encode` writes one region; regions inside a block are joined by `,`.
+
+    /// Live regions in registration order, as encoded text per block of at most 128; only blocks changed since the last call are encoded
+    /// again. `encode` appends one region and must not use the registry; regions inside a block are joined by `,`. No piece is empty.
     pub fn published(&self, encode: &dyn Fn(&Region, &mut String)) -> Vec<Arc<str>> {
-        todo!()
+        self.changes.lock().published.encode(encode)
     }
+
     /// Live regions in registration order (a walk over all; for enumeration and for installing a transport).
     pub fn live(&self) -> Vec<Arc<Region>> {
-        todo!()
+        self.changes.lock().published.iter().cloned().collect()
     }
+
     /// Number of regions that block their range (any state but gone).
     pub fn len(&self) -> usize {
-        todo!()
+        self.changes.lock().index.len()
+    }
+
+    /// Whether no range is blocked.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Changes {
+    /// The range is not empty.
+    fn reserve(&mut self, range: MemoryRange, options: &RegionOptions) -> std::result::Result<Reservation, Collision> {
+        let last = range.address() + (range.length() - 1);
+        // Regions do not overlap, so if any meets the range, the one with the largest start does.
+        if let Some(other) = self.index.predecessor(last).filter(|other| other.range().intersects(&range)) {
+            if other.counts(range, options) {
+                other.add_reference();
+                return Ok(Reservation::Counted(other.to_arc()));
+            }
+            return Err(Collision { range: other.range(), state: other.state(), is_same: other.range() == range });
+        }
+        let location = self.locations.intern(&options.location);
+        let region = Arc::new(Region::new(range, options, location, self.next_sequence));
+        self.next_sequence += 1;
+        self.index.insert(&region);
+        Ok(Reservation::New(region))
+    }
+
+    /// To Gone, from whatever.
+    fn forget(&mut self, region: &Region) {
+        region.set_state(State::Gone);
+        self.index.remove(region.range().address());
+    }
+}
+
+/// What is wrong with a range, whatever is registered.
+fn check(range: MemoryRange) -> std::result::Result<(), &'static str> {
+    if range.length() == 0 {
+        Err("it is empty; give the length in bytes, at least 1")
+    } else if range.address() == 0 {
+        Err("its address is NULL")
+    } else {
+        Ok(())
+    }
+}
+
+/// A range as texts show it.
+struct Shown(MemoryRange);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{:#x}, {:#x}) ({} bytes)", self.0.address(), self.0.end(), self.0.length())
+    }
+}
+
+/// What blocks a range.
+struct Collision {
+    range: MemoryRange,
+    state: State,
+    is_same: bool,
+}
+
+const QUARANTINED: &str = "it is quarantined: undoing an earlier registration or removal failed, so a device may still reach its \
+                           memory; it stays blocked until the engine is destroyed";
+
+impl Collision {
+    fn explain(&self, options: &RegionOptions) -> String {
+        let what = match self.state {
+            State::Reserved => "another call is registering it; wait for that call to return",
+            State::Live if self.is_same && options.counted => {
+                "it is registered with another location or access, or without counted references; unregister it first"
+            }
+            State::Live if self.is_same => {
+                "it is registered already; unregister it first, or ask for counted references in both calls \
+                 (TE_REGISTER_REFCOUNT=1 for all)"
+            }
+            State::Live => "it is registered; unregister it first, or register only what lies outside of it",
+            State::Draining => "it is being unregistered; wait for that call to return",
+            State::DrainGivenUp => {
+                "unregistering it ran out of time while bytes were moving in it; unregister it again until that succeeds"
+            }
+            State::Quarantined => QUARANTINED,
+            State::Gone => "it has just been unregistered; try again",
+        };
+        format!("it overlaps the region {}: {what}", Shown(self.range))
+    }
+}
+
+/// The location texts that were used last, so that regions with equal ones share them. Bounded: texts come from outside.
+#[derive(Default)]
+struct Locations {
+    recent: Vec<Arc<str>>,
+    oldest: usize,
+}
+
+impl Locations {
+    const LIMIT: usize = 16;
+
+    fn intern(&mut self, location: &Arc<str>) -> Arc<str> {
+        if let Some(known) = self.recent.iter().find(|known| *known == location) {
+            return known.clone();
+        }
+        if self.recent.len() < Self::LIMIT {
+            self.recent.push(location.clone());
+        } else {
+            self.recent[self.oldest] = location.clone();
+            self.oldest = (self.oldest + 1) % Self::LIMIT;
+        }
+        location.clone()
     }
 }

@@ -1,0 +1,424 @@
+//! The ordered index of regions: two levels, copy-on-write, read without locks.
+//!
+//! ```text
+//! Shared.top -> Top   firsts: [    0 | 0x40000 | 0x90000 ]    lower bounds, searched first
+//!                     leaves: [    * |       * |       * ]    slots, replaced in place
+//!                                            |
+//!                           Leaf   length:  3
+//!                                  starts:  [ 0x41000 | 0x52000 | 0x60000 | 0 ... ]   searched second, apart from the pointers
+//!                                  regions: [       * |       * |       * | null ]    each owns one count of an Arc<Region>
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. Regions do not overlap: the registry checks that with [`Writer::predecessor`] before each [`Writer::insert`].
+//! 2. Leaf `i` holds the regions whose start lies in `[firsts[i], firsts[i + 1])`; `firsts[0]` is 0.
+//! 3. No leaf is empty. An empty index has a top without leaves.
+//! 4. Of two neighbouring leaves at most one is a quarter full or less: whichever becomes so merges with a neighbour if both together
+//!    fill three quarters or less. So n regions take at most 8n/capacity + 2 leaves, whatever was removed.
+//! 5. A published leaf and the arrays of a published top never change, but for the slots of the *present* top.
+//!
+//! A lower bound stays when the leaf's first region goes. So it may later lie *inside* a new region of the leaf before, and a
+//! look-up that finds no start at or below the address in its leaf must look at the last region of the previous leaf.
+//!
+//! # Who may do what
+//!
+//! There is one [`Writer`]; it lives inside the registry's mutex. It copies a leaf, changes the copy and puts it into the slot of the
+//! present top; only when leaves split, merge or vanish does it build a new top. Readers pin an epoch ([`Index::pin`]), load the
+//! top, load a slot. What they can reach is destroyed only after all who were pinned have gone on, by `crossbeam-epoch`: the old
+//! leaf, the old top, and the index's count of a removed region. Copying a leaf copies its pointers and no reference count.
+//!
+//! A reader that still uses a replaced top sees its slots as they were when it was replaced. That moment lies within its look-up, since each
+//! look-up loads the top anew. A look-up that reads two leaves does so in the order *its own, previous*: if it finds nothing, there
+//! was a moment between the two reads at which no region held the address, for a region that held it throughout is in one of them
+//! all the time. So every look-up has a moment at which its answer was true.
+//!
+//! # Cost, for n regions
+//!
+//! | operation | cost |
+//! |---|---|
+//! | pin | one store and a fence |
+//! | look-up | two binary searches: the lower bounds of n/96 or so leaves, the starts of one leaf; then one region |
+//! | insert, remove | the same, and a copy of one leaf (2 KiB); for one call in 32 or fewer a copy of the top as well |
+//! | memory | 16 bytes a region in a full leaf, 32 after registrations in ascending order, at most 128 |
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared as Pointer};
+
+use super::Region;
+use crate::sys::MemoryRange;
+
+/// Most regions in a leaf. Tests choose less.
+pub(super) const LEAF_CAPACITY: usize = 128;
+
+#[derive(Clone, Copy)]
+struct Leaf {
+    length: usize,
+    starts: [u64; LEAF_CAPACITY],
+    regions: [*const Region; LEAF_CAPACITY],
+}
+
+// SAFETY: the pointers stand for shared ownership of `Region`s, which may be used and dropped by any thread.
+unsafe impl Send for Leaf {}
+// SAFETY: as above; a shared leaf gives out shared access to its regions only.
+unsafe impl Sync for Leaf {}
+
+impl Leaf {
+    const EMPTY: Leaf = Leaf { length: 0, starts: [0; LEAF_CAPACITY], regions: [ptr::null(); LEAF_CAPACITY] };
+
+    fn starts(&self) -> &[u64] {
+        &self.starts[..self.length]
+    }
+
+    /// How many regions start at or below the address.
+    fn rank(&self, address: u64) -> usize {
+        self.starts().partition_point(|start| *start <= address)
+    }
+
+    fn insert(&mut self, at: usize, start: u64, region: *const Region) {
+        self.starts.copy_within(at..self.length, at + 1);
+        self.regions.copy_within(at..self.length, at + 1);
+        self.starts[at] = start;
+        self.regions[at] = region;
+        self.length += 1;
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.starts.copy_within(at + 1..self.length, at);
+        self.regions.copy_within(at + 1..self.length, at);
+        self.length -= 1;
+        self.starts[self.length] = 0;
+        self.regions[self.length] = ptr::null();
+    }
+
+    /// A leaf with the regions of `part` of this one.
+    fn part(&self, part: Range<usize>) -> Owned<Leaf> {
+        let mut leaf = Owned::new(Leaf::EMPTY);
+        leaf.length = part.len();
+        leaf.starts[..part.len()].copy_from_slice(&self.starts[part.clone()]);
+        leaf.regions[..part.len()].copy_from_slice(&self.regions[part]);
+        leaf
+    }
+
+    fn append(&mut self, other: &Leaf) {
+        let end = self.length + other.length;
+        self.starts[self.length..end].copy_from_slice(other.starts());
+        self.regions[self.length..end].copy_from_slice(&other.regions[..other.length]);
+        self.length = end;
+    }
+}
+
+/// Does not own its leaves: they outlive it when a new top takes them over.
+struct Top {
+    firsts: Box<[u64]>,
+    leaves: Box<[Atomic<Leaf>]>,
+}
+
+impl Top {
+    /// Index of the leaf in which a region that starts at the address is, or belongs.
+    fn locate(&self, address: u64) -> usize {
+        self.firsts.partition_point(|first| *first <= address).saturating_sub(1)
+    }
+
+    /// # Safety
+    /// The top is reached through an index's `top` while `guard` is pinned, or is that of the only writer.
+    unsafe fn leaf<'g>(&self, at: usize, guard: &'g Guard) -> Option<&'g Leaf> {
+        let slot = self.leaves.get(at)?.load(Ordering::Acquire, guard);
+        // SAFETY: slots are never null, point to initialised leaves, and what was in one is destroyed only after `guard`.
+        Some(unsafe { slot.deref() })
+    }
+
+    /// # Safety
+    /// As [`Top::leaf`].
+    unsafe fn predecessor<'g>(&self, address: u64, guard: &'g Guard) -> Option<Entry<'g>> {
+        let at = self.locate(address);
+        // SAFETY: passed on to the caller.
+        let leaf = unsafe { self.leaf(at, guard) }?;
+        let region = match leaf.rank(address) {
+            0 => {
+                // SAFETY: passed on to the caller.
+                let previous = unsafe { self.leaf(at.checked_sub(1)?, guard) }?;
+                previous.regions[..previous.length].last().copied()?
+            }
+            rank => leaf.regions[rank - 1],
+        };
+        Some(Entry { region: NonNull::new(region.cast_mut())?, pin: PhantomData })
+    }
+}
+
+struct Shared {
+    top: Atomic<Top>,
+}
+
+impl Shared {
+    /// # Safety
+    /// The caller is the only writer, or `guard` is pinned. `self` outlives `'g`.
+    unsafe fn top<'g>(&self, guard: &'g Guard) -> &'g Top {
+        // SAFETY: never null; a replaced top is destroyed only after `guard`.
+        unsafe { self.top.load(Ordering::Acquire, guard).deref() }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: no `Pinned` and no `Writer` is left, for both hold on to `self`; so nobody else can reach what `top` leads to, and what
+        // was unlinked before belongs to the collector. Each leaf is in one slot, each region in one leaf.
+        unsafe {
+            let guard = epoch::unprotected();
+            let top = self.top.load(Ordering::Relaxed, guard).into_owned();
+            for slot in &top.leaves {
+                let leaf = slot.load(Ordering::Relaxed, guard).into_owned();
+                for region in &leaf.regions[..leaf.length] {
+                    drop(Arc::from_raw(*region));
+                }
+            }
+        }
+    }
+}
+
+/// A region found in the index, valid for as long as the pin or the borrow of the writer.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'g> {
+    region: NonNull<Region>,
+    pin: PhantomData<&'g Region>,
+}
+
+impl<'g> Entry<'g> {
+    pub(super) fn get(self) -> &'g Region {
+        // SAFETY: the index owns a count of the region, and gives it up only after `'g`.
+        unsafe { self.region.as_ref() }
+    }
+
+    /// One more reference, which outlives the pin.
+    pub(super) fn to_arc(self) -> Arc<Region> {
+        // SAFETY: the pointer comes from `Arc::into_raw`, and the index's own count is there throughout `'g`.
+        unsafe {
+            Arc::increment_strong_count(self.region.as_ptr());
+            Arc::from_raw(self.region.as_ptr())
+        }
+    }
+}
+
+impl Deref for Entry<'_> {
+    type Target = Region;
+    fn deref(&self) -> &Region {
+        self.get()
+    }
+}
+
+/// The readers' side.
+pub(super) struct Index {
+    shared: Arc<Shared>,
+}
+
+impl Index {
+    /// An empty index and its only writer, which splits leaves of `capacity` regions (2 to [`LEAF_CAPACITY`]).
+    pub(super) fn new(capacity: usize) -> (Index, Writer) {
+        assert!((2..=LEAF_CAPACITY).contains(&capacity));
+        let top = Top { firsts: Box::new([]), leaves: Box::new([]) };
+        let shared = Arc::new(Shared { top: Atomic::new(top) });
+        (Index { shared: shared.clone() }, Writer { shared, capacity, length: 0 })
+    }
+
+    /// Holds back the destruction of everything that can be found meanwhile; so keep it short, and never wait while pinned.
+    pub(super) fn pin(&self) -> Pinned<'_> {
+        Pinned { shared: &self.shared, guard: epoch::pin() }
+    }
+}
+
+/// A pinned reader.
+pub(super) struct Pinned<'a> {
+    shared: &'a Shared,
+    guard: Guard,
+}
+
+impl Pinned<'_> {
+    /// The region with the largest start at or below the address: the only one that can contain it.
+    pub(super) fn predecessor(&self, address: u64) -> Option<Entry<'_>> {
+        // SAFETY: `guard` is pinned, and both it and `shared` outlive the entry.
+        unsafe { self.shared.top(&self.guard).predecessor(address, &self.guard) }
+    }
+}
+
+/// The writers' side. There is one for an index, and changing needs it mutably.
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    capacity: usize,
+    length: usize,
+}
+
+impl Writer {
+    /// Number of regions.
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// As [`Pinned::predecessor`], without pinning.
+    pub(super) fn predecessor(&self, address: u64) -> Option<Entry<'_>> {
+        // SAFETY: only the writer unlinks anything, and it is borrowed for as long as the entry.
+        unsafe {
+            let guard = epoch::unprotected();
+            self.shared.top(guard).predecessor(address, guard)
+        }
+    }
+
+    /// Adds a region that overlaps none, and takes a reference to it.
+    pub(super) fn insert(&mut self, region: &Arc<Region>) {
+        let start = region.range().address();
+        let region = Arc::into_raw(region.clone());
+        let guard = &epoch::pin();
+        // SAFETY: pinned.
+        let top = unsafe { self.shared.top(guard) };
+        let at = top.locate(start);
+        self.length += 1;
+        // SAFETY: pinned.
+        let Some(old) = (unsafe { top.leaf(at, guard) }) else {
+            let mut leaf = Owned::new(Leaf::EMPTY);
+            leaf.insert(0, start, region);
+            return self.splice(top, 0..0, [leaf], guard);
+        };
+        let rank = old.rank(start);
+        if old.length < self.capacity {
+            let mut leaf = Owned::new(*old);
+            leaf.insert(rank, start, region);
+            return self.replace(top, at, leaf, guard);
+        }
+        let half = old.length / 2;
+        let (mut lower, mut upper) = (old.part(0..half), old.part(half..old.length));
+        if rank <= half {
+            lower.insert(rank, start, region);
+        } else {
+            upper.insert(rank - half, start, region);
+        }
+        self.splice(top, at..at + 1, [lower, upper], guard);
+    }
+
+    /// Removes the region that starts at the address. False if there is none. The reference to it is given up when no reader can
+    /// have it any more.
+    pub(super) fn remove(&mut self, start: u64) -> bool {
+        let guard = &epoch::pin();
+        // SAFETY: pinned.
+        let top = unsafe { self.shared.top(guard) };
+        let at = top.locate(start);
+        // SAFETY: pinned, here and below.
+        let leaf = |at: usize| unsafe { top.leaf(at, guard) };
+        let Some(old) = leaf(at) else { return false };
+        let Ok(position) = old.starts().binary_search(&start) else { return false };
+        let region = old.regions[position];
+        self.length -= 1;
+
+        let length = old.length - 1;
+        let fits = |other: Option<&Leaf>| other.is_some_and(|other| other.length + length <= self.capacity * 3 / 4);
+        if length == 0 {
+            self.splice(top, at..at + 1, [], guard);
+        } else {
+            let mut new = Owned::new(*old);
+            new.remove(position);
+            let previous = at.checked_sub(1);
+            if length > self.capacity / 4 {
+                self.replace(top, at, new, guard);
+            } else if let Some((previous, leaf)) = previous.and_then(|at| Some((at, leaf(at)?))).filter(|found| fits(Some(found.1)))
+            {
+                let mut merged = Owned::new(*leaf);
+                merged.append(&new);
+                self.splice(top, previous..at + 1, [merged], guard);
+            } else if let Some(next) = leaf(at + 1).filter(|next| fits(Some(next))) {
+                new.append(next);
+                self.splice(top, at..at + 2, [new], guard);
+            } else {
+                self.replace(top, at, new, guard);
+            }
+        }
+        // SAFETY: no leaf leads to the region any more, so nobody finds it who pins from now on; the count is the one that `insert` took.
+        unsafe { guard.defer_unchecked(move || drop(Arc::from_raw(region))) };
+        true
+    }
+
+    /// Puts a new leaf into the slot.
+    fn replace(&self, top: &Top, at: usize, leaf: Owned<Leaf>, guard: &Guard) {
+        let old = top.leaves[at].swap(leaf, Ordering::AcqRel, guard);
+        // SAFETY: unlinked: this slot was the only way to it, but for slots of tops that are replaced already.
+        unsafe { guard.defer_destroy(old) };
+    }
+
+    /// Replaces the top by one in which `leaves` stand in the place of the leaves `old`.
+    fn splice<const N: usize>(&self, top: &Top, old: Range<usize>, leaves: [Owned<Leaf>; N], guard: &Guard) {
+        let mut firsts = Vec::with_capacity(top.firsts.len() + N);
+        let mut slots = Vec::with_capacity(top.leaves.len() + N);
+        let slot = |slot: &Atomic<Leaf>| Atomic::from(slot.load(Ordering::Relaxed, guard));
+        firsts.extend_from_slice(&top.firsts[..old.start]);
+        slots.extend(top.leaves[..old.start].iter().map(slot));
+        for (position, leaf) in leaves.into_iter().enumerate() {
+            // The first of the new leaves takes over the whole room of the first old one, which may begin before its first region.
+            firsts.push(if position == 0 { top.firsts.get(old.start).copied().unwrap_or(0) } else { leaf.starts[0] });
+            slots.push(Atomic::from(leaf));
+        }
+        firsts.extend_from_slice(&top.firsts[old.end..]);
+        slots.extend(top.leaves[old.end..].iter().map(slot));
+        if let Some(first) = firsts.first_mut() {
+            *first = 0;
+        }
+        let new = Owned::new(Top { firsts: firsts.into(), leaves: slots.into() });
+        let replaced = self.shared.top.swap(new, Ordering::AcqRel, guard);
+        // SAFETY: the old top and the leaves `old` are unlinked; all other leaves went over to the new top.
+        unsafe {
+            for slot in &top.leaves[old] {
+                let leaf: Pointer<'_, Leaf> = slot.load(Ordering::Relaxed, guard);
+                guard.defer_destroy(leaf);
+            }
+            guard.defer_destroy(replaced);
+        }
+    }
+
+    /// Panics where an invariant of the module does not hold. Returns the number of leaves.
+    #[cfg(test)]
+    pub(super) fn check(&self) -> usize {
+        // SAFETY: the writer is borrowed.
+        let (top, guard) = unsafe { (self.shared.top(epoch::unprotected()), epoch::unprotected()) };
+        assert_eq!(top.firsts.len(), top.leaves.len());
+        assert!(top.firsts.first().is_none_or(|first| *first == 0));
+        assert!(top.firsts.is_sorted_by(|a, b| a < b));
+        // SAFETY: the writer is borrowed.
+        let leaves: Vec<&Leaf> = (0..top.leaves.len()).map(|at| unsafe { top.leaf(at, guard) }.unwrap()).collect();
+        let mut end = 0;
+        for (at, leaf) in leaves.iter().enumerate() {
+            assert!(leaf.length > 0 && leaf.length <= self.capacity);
+            assert!(leaf.starts[0] >= top.firsts[at]);
+            if let Some(next) = top.firsts.get(at + 1) {
+                assert!(leaf.starts()[leaf.length - 1] < *next);
+                assert!(leaf.length > self.capacity / 4 || leaves[at + 1].length > self.capacity / 4, "two thin neighbours");
+            }
+            for (start, region) in leaf.starts().iter().zip(&leaf.regions) {
+                // SAFETY: the writer is borrowed, and the index owns a count of the region.
+                let range = unsafe { (**region).range() };
+                assert_eq!(range.address(), *start);
+                assert!(u128::from(*start) >= end, "overlap");
+                end = range.end();
+            }
+        }
+        assert_eq!(leaves.iter().map(|leaf| leaf.length).sum::<usize>(), self.length);
+        leaves.len()
+    }
+}
+
+/// The union of two ranges of which the second begins where the first ends.
+pub(super) fn join(first: MemoryRange, second: MemoryRange) -> Option<MemoryRange> {
+    if first.end() != u128::from(second.address()) {
+        return None;
+    }
+    // SAFETY: every byte of the union was promised with one of the two.
+    unsafe { MemoryRange::new(first.address(), first.length().checked_add(second.length())?) }
+}
+
+/// Makes up ranges for tests, in which nobody touches the bytes.
+#[cfg(test)]
+pub(super) fn fake_range(address: u64, length: u64) -> MemoryRange {
+    // SAFETY: no test reads or writes the memory of a made-up range.
+    unsafe { MemoryRange::new(address, length) }.expect("the range wraps")
+}

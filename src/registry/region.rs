@@ -1,0 +1,156 @@
+//! One registered region and its life.
+//!
+//! ```text
+//!            commit           start_drain            finish
+//! Reserved ---------> Live ---------------> Draining --------> Gone
+//!    |                                      |   ^  |             ^
+//!    |                        give_up_drain v   |  |             |
+//!    |                                 DrainGivenUp |             |
+//!    +--------------- quarantine -> Quarantined <---+             |
+//!    +--------------- abandon ------------------------------------+
+//! ```
+//!
+//! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open exactly then, so one `fetch_add` both
+//! tests the state and keeps it. The state and the reference count change only under the registry's lock; readers may look at any
+//! time. 72 bytes with the two counts of its `Arc`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use super::RegionOptions;
+use super::in_flight::InFlight;
+use crate::sys::MemoryRange;
+
+/// Where a region is in its life; see the module's picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    /// The range is blocked while slow work is under way.
+    Reserved,
+    /// Registered.
+    Live,
+    /// Someone is removing it.
+    Draining,
+    /// The removal ran out of time; it may be started again.
+    DrainGivenUp,
+    /// An undo failed: a device may still reach it.
+    Quarantined,
+    /// No longer in the index.
+    Gone,
+}
+
+impl State {
+    fn from_number(number: u8) -> State {
+        use State::*;
+        [Reserved, Live, Draining, DrainGivenUp, Quarantined, Gone][usize::from(number)]
+    }
+}
+
+/// A registered range of memory. Shared by the index, the guards, and whoever registers or removes it.
+pub struct Region {
+    range: MemoryRange,
+    location: Arc<str>,
+    sequence: u64,
+    pub(super) in_flight: InFlight,
+    references: AtomicU32,
+    state: AtomicU8,
+    remote_accessible: bool,
+    counted: bool,
+}
+
+impl Region {
+    /// A reserved region. `location` is the interned text of `options.location`.
+    pub(super) fn new(range: MemoryRange, options: &RegionOptions, location: Arc<str>, sequence: u64) -> Region {
+        Region {
+            range,
+            location,
+            sequence,
+            in_flight: InFlight::new_closed(),
+            references: AtomicU32::new(1),
+            state: AtomicU8::new(State::Reserved as u8),
+            remote_accessible: options.remote_accessible,
+            counted: options.counted,
+        }
+    }
+
+    /// The memory.
+    pub fn range(&self) -> MemoryRange {
+        self.range
+    }
+
+    /// NUMA node or device of the memory, as the registration said it.
+    pub fn location(&self) -> &Arc<str> {
+        &self.location
+    }
+
+    /// Whether peers may read and write it.
+    pub fn remote_accessible(&self) -> bool {
+        self.remote_accessible
+    }
+
+    /// Registration order; never reused within a registry.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Whether it is registered now: committed, and its removal has not begun.
+    pub fn is_live(&self) -> bool {
+        self.state() == State::Live
+    }
+
+    /// How many guards are held on it now; for texts.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.count()
+    }
+
+    pub(super) fn state(&self) -> State {
+        State::from_number(self.state.load(Ordering::Acquire))
+    }
+
+    /// Under the registry's lock.
+    pub(super) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Whether registering `range` with `options` again may count a reference on this one.
+    pub(super) fn counts(&self, range: MemoryRange, options: &RegionOptions) -> bool {
+        self.counted
+            && options.counted
+            && self.is_live()
+            && self.range == range
+            && self.remote_accessible == options.remote_accessible
+            && self.location == options.location
+            && self.references.load(Ordering::Relaxed) < u32::MAX
+    }
+
+    /// Under the registry's lock.
+    pub(super) fn add_reference(&self) {
+        self.references.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives one reference back unless it is the last; true if it did. Under the registry's lock.
+    pub(super) fn drop_reference_unless_last(&self) -> bool {
+        let others = self.references.load(Ordering::Relaxed) > 1;
+        if others {
+            self.references.fetch_sub(1, Ordering::Relaxed);
+        }
+        others
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_numbers_round_trip() {
+        for state in [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone] {
+            assert_eq!(State::from_number(state as u8), state);
+        }
+    }
+
+    #[test]
+    fn a_region_is_small() {
+        assert!(std::mem::size_of::<Region>() <= 56, "{}", std::mem::size_of::<Region>());
+    }
+}
