@@ -4,6 +4,8 @@
 //! This is one of the few rooms that may hold `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod limits;
 pub mod memory;
+pub mod process;
 
 pub use memory::MemoryRange;
