@@ -150,13 +150,13 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The short form that follows a number; empty for plain counts.
-    pub fn symbol(self) -> &'static str {
+    /// Something numeric followed by the unit's short form.
+    pub fn with(self, number: impl fmt::Display) -> String {
         match self {
-            Unit::One => "",
-            Unit::Bytes => "bytes",
-            Unit::Seconds => "s",
-            Unit::Milliseconds => "ms",
+            Unit::One => number.to_string(),
+            Unit::Bytes => format!("{number} bytes"),
+            Unit::Seconds => format!("{number} s"),
+            Unit::Milliseconds => format!("{number} ms"),
         }
     }
 }
@@ -203,18 +203,15 @@ impl Kind {
     }
 }
 
-/// Reads as the end of "the value must be …".
+/// What a listing shows as its range.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Presence => write!(f, "anything"),
-            Kind::Switch => write!(f, "{}, or {}", ON.join(", "), OFF.join(", ")),
+            Kind::Presence => write!(f, "any value, even an empty one"),
+            Kind::Switch => write!(f, "{} or {}", ON.join(", "), OFF.join(", ")),
             Kind::Number(ranges, unit) => {
-                for (index, range) in ranges.iter().enumerate() {
-                    let or = if index == 0 { "" } else { " or " };
-                    write!(f, "{or}{} to {}", range.start(), range.end())?;
-                }
-                if *unit == Unit::One { Ok(()) } else { write!(f, " {}", unit.symbol()) }
+                let ranges: Vec<String> = ranges.iter().map(|range| format!("{} to {}", range.start(), range.end())).collect();
+                f.write_str(&unit.with(ranges.join(" or ")))
             }
             Kind::Choice(words) => write!(f, "{}", words.join(", ")),
             Kind::Text | Kind::Secret => write!(f, "text"),
@@ -232,16 +229,6 @@ pub enum Preset {
     Text(&'static str),
     /// As many as the CPUs that this process may run on, but not more than this, and at least one.
     CpusAtMost(u64),
-}
-
-impl fmt::Display for Preset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Preset::Unset => Ok(()),
-            Preset::Text(text) => f.write_str(text),
-            Preset::CpusAtMost(limit) => write!(f, "CPUs, at most {limit}"),
-        }
-    }
 }
 
 /// A checked value.
@@ -316,11 +303,14 @@ impl Variable {
         }
     }
 
-    /// How a text about a bad value ends.
-    fn fallback(&self) -> String {
-        match self.default {
-            Preset::Unset => "it is ignored".to_string(),
-            default => format!("the default holds: {default}"),
+    /// The default with its unit; `off` or `none` where nothing holds.
+    pub fn default_text(&self) -> String {
+        match (&self.kind, self.default) {
+            (Kind::Presence | Kind::Switch, Preset::Unset) => "off".to_string(),
+            (_, Preset::Unset) => "none".to_string(),
+            (Kind::Number(_, unit), Preset::Text(text)) => unit.with(text),
+            (_, Preset::Text(text)) => text.to_string(),
+            (_, Preset::CpusAtMost(limit)) => format!("number of CPUs, at most {limit}"),
         }
     }
 }
@@ -690,7 +680,11 @@ impl Reading {
         match raw.to_str() {
             Some(text) => match variable.kind.parse(text) {
                 Some(value) => reading.value = value,
-                None => reading.refuse(&format!("is not {}", variable.kind)),
+                None => {
+                    let numeric = matches!(variable.kind, Kind::Number(..));
+                    let what = if numeric { "a whole number from" } else { "one of" };
+                    reading.refuse(&format!("is not {what} {}", variable.kind));
+                }
             },
             None if matches!(variable.kind, Kind::Presence) => reading.value = Value::Switch(true),
             None => reading.refuse("is not UTF-8"),
@@ -698,10 +692,19 @@ impl Reading {
         reading
     }
 
+    /// The value that holds, fit to be shown; empty for none.
+    pub fn shown_value(&self) -> String {
+        match (&self.variable.kind, &self.value) {
+            (Kind::Secret, Value::Text(_)) => "(hidden)".to_string(),
+            (Kind::Number(_, unit), Value::Number(number)) => unit.with(number),
+            (_, value) => presentable(&value.to_string()),
+        }
+    }
+
     fn refuse(&mut self, reason: &str) {
         let text = self.text.as_deref().unwrap_or_default();
         self.value = self.variable.default_value();
-        self.problem = Some(format!("{}={text:?} {reason}; {}", self.name, self.variable.fallback()));
+        self.problem = Some(format!("{}={text:?} {reason}; the default holds: {}", self.name, self.variable.default_text()));
     }
 }
 
@@ -920,7 +923,7 @@ mod tests {
                     assert_eq!(problems.len(), 1, "{name}={text:?}: {problems:?}");
                     assert!(problems[0].starts_with(&format!("{name}={text:?} is not ")), "{}", problems[0]);
                     assert!(problems[0].contains(&variable.kind.to_string()), "{}", problems[0]);
-                    assert!(problems[0].contains(&variable.default.to_string()), "{}", problems[0]);
+                    assert!(problems[0].ends_with(&variable.default_text()), "{}", problems[0]);
                     assert_eq!(format!("{:?}", environment.config()), default, "{name}={text:?}");
                 }
             }
@@ -1066,7 +1069,9 @@ mod tests {
     #[test]
     fn passwords_are_not_shown() {
         let environment = environment(&[("MC_REDIS_PASSWORD", "hunter2")]);
-        assert_eq!(reading(&environment, "MC_REDIS_PASSWORD").text.as_deref(), Some("(hidden)"));
+        let reading = reading(&environment, "MC_REDIS_PASSWORD");
+        assert_eq!((reading.text.as_deref(), reading.shown_value().as_str()), (Some("(hidden)"), "(hidden)"));
+        assert_eq!(reading.value, Value::Text("hunter2".to_string()));
     }
 
     #[test]

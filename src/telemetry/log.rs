@@ -242,3 +242,280 @@ impl Visit for Message {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Output};
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// The callback belongs to the process; tests that set one take turns.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    type Lines = Arc<Mutex<Vec<(Level, String, String)>>>;
+
+    /// A callback that collects what contains `marker`: other tests log at the same time.
+    fn collect(marker: &'static str) -> (Lines, Callback) {
+        let lines = Lines::default();
+        let sink = lines.clone();
+        let callback = Box::new(move |level, part: &str, text: &str| {
+            if text.contains(marker) {
+                sink.lock().push((level, part.to_string(), text.to_string()));
+            }
+        });
+        (lines, callback)
+    }
+
+    /// Runs the ignored test of that name in a process of its own, where the log is not yet in place.
+    fn run_alone(name: &str, settings: &[(&str, &str)], redirect: &str) -> Output {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("exec \"$0\" \"$@\" {redirect}")]).arg(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", &format!("telemetry::log::tests::{name}")]);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MC_")) {
+            command.env_remove(name);
+        }
+        let output = command.envs(settings.iter().copied()).output().unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+        output
+    }
+
+    #[test]
+    #[ignore = "run by others in a process of its own"]
+    fn child_logs_at_every_level() {
+        assert!(install());
+        tracing::trace!("a trace");
+        tracing::debug!("a debug");
+        tracing::info!(size = 3, "an info");
+        tracing::warn!("a {}", "warning\nforged");
+        tracing::error!("an error");
+        tracing::error!(target: "elsewhere", "of others");
+        tracing::error!(target: "transfer_engine_of_others", "of others");
+    }
+
+    fn levels_in(text: &str) -> String {
+        let lines = text.lines().filter(|line| line.contains(" telemetry::log::tests: "));
+        lines.map(|line| line.split(' ').nth(2).unwrap().to_string()).collect()
+    }
+
+    #[test]
+    fn lines_go_to_standard_error_from_the_level_of_the_environment_on() {
+        for (level, expected) in
+            [(None, "WE"), (Some("ERROR"), "E"), (Some("INFO"), "IWE"), (Some("TRACE"), "TDIWE"), (Some("x"), "WE")]
+        {
+            let settings: Vec<_> = level.map(|level| ("MC_LOG_LEVEL", level)).into_iter().collect();
+            let output = run_alone("child_logs_at_every_level", &settings, "");
+            let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+            assert_eq!(levels_in(&stderr), expected, "{stderr}");
+            assert!(!stdout.contains("an error") && !stderr.contains("of others"), "{stdout}{stderr}");
+            assert!(expected == "E" || stderr.contains(": a warning\\nforged\n"), "{stderr}");
+            assert!(!expected.contains('I') || stderr.contains(": an info size=3\n"), "{stderr}");
+        }
+    }
+
+    #[test]
+    fn a_full_or_closed_standard_error_is_ignored() {
+        run_alone("child_logs_at_every_level", &[], "2>/dev/full");
+        run_alone("child_logs_at_every_level", &[], "2>&-");
+    }
+
+    #[test]
+    fn a_directory_takes_the_lines_into_a_file() {
+        let directory = std::env::temp_dir().join(format!("transfer_engine_log_test.{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let output = run_alone("child_logs_at_every_level", &[("MC_LOG_DIR", directory.to_str().unwrap())], "");
+        let files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let text = std::fs::read_to_string(&files[0]).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!((files.len(), levels_in(&text).as_str(), output.stderr.as_slice()), (1, "WE", &b""[..]));
+        let name = files[0].file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with("transfer_engine.") && name.ends_with(".log"), "{name}");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_told_and_standard_error_used() {
+        let output = run_alone("child_logs_at_every_level", &[("MC_LOG_DIR", "/nonexistent/directory")], "");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("MC_LOG_DIR: cannot open /nonexistent/directory/transfer_engine."), "{stderr}");
+        assert_eq!(levels_in(&stderr), "WE");
+    }
+
+    #[test]
+    #[ignore = "run by others in a process of its own"]
+    fn child_reads_a_bad_environment_twice() {
+        assert!(install());
+        crate::config::Config::from_environment();
+        crate::config::Config::from_environment();
+    }
+
+    #[test]
+    fn problems_of_the_environment_are_logged_once_a_process() {
+        let settings = [("MC_HANDSHAKE_PORT", "abc"), ("MC_TCP_LANE_PER_PEER", "4")];
+        let output = run_alone("child_reads_a_bad_environment_twice", &settings, "");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let count = |text| stderr.matches(text).count();
+        assert_eq!(
+            count(" config: MC_HANDSHAKE_PORT=\"abc\" is not a whole number from 1 to 65535; the default holds: 12001\n"),
+            1,
+            "{stderr}"
+        );
+        assert_eq!(count("MC_TCP_LANE_PER_PEER is not known and has no effect; is MC_TCP_LANES_PER_PEER meant?\n"), 1, "{stderr}");
+    }
+
+    #[test]
+    #[ignore = "run by others in a process of its own"]
+    fn child_has_a_subscriber_of_its_own() {
+        tracing::subscriber::set_global_default(tracing::subscriber::NoSubscriber::new()).unwrap();
+        assert!(!install());
+        assert!(!install());
+        let error = set_callback(Some(Box::new(|_, _, _| {})), Level::TRACE).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        tracing::error!("to the other subscriber");
+    }
+
+    #[test]
+    fn a_subscriber_of_the_host_stays_in_place() {
+        let output = run_alone("child_has_a_subscriber_of_its_own", &[], "");
+        assert_eq!(output.stderr, b"");
+    }
+
+    #[test]
+    fn lines_have_time_level_thread_part_and_text() {
+        let time = UNIX_EPOCH + Duration::new(1_795_964_645, 123_456_789);
+        assert_eq!(
+            format_line(time, Level::WARN, 12345, "registry", "text"),
+            "2026-11-29 15:04:05.123456Z W 12345 registry: text\n"
+        );
+        assert!(
+            format_line(UNIX_EPOCH - Duration::from_secs(1), Level::ERROR, 1, "a", "b")
+                .starts_with("1970-01-01 00:00:00.000000Z E 1")
+        );
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (days, date) in [
+            (0, (1970, 1, 1)),
+            (58, (1970, 2, 28)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (11_017, (2000, 3, 1)),
+            (20_512, (2026, 2, 28)),
+            (20_513, (2026, 3, 1)),
+            (47_541, (2100, 3, 1)),
+            (19_722, (2023, 12, 31)),
+        ] {
+            assert_eq!(civil_date(days), date, "{days}");
+        }
+    }
+
+    #[test]
+    fn targets_lose_the_name_of_the_crate() {
+        assert_eq!(part("transfer_engine::registry::index"), Some("registry::index"));
+        assert_eq!(part("transfer_engine"), Some("transfer_engine"));
+        assert_eq!((part("transfer_engines"), part("tokio"), part("")), (None, None, None));
+    }
+
+    #[test]
+    fn the_callback_gets_what_its_level_asks_for() {
+        let _turn = TURN.lock();
+        let (lines, callback) = collect("marker-levels");
+        set_callback(Some(callback), Level::INFO).unwrap();
+        let formatted = AtomicUsize::new(0);
+        struct Costly<'a>(&'a AtomicUsize);
+        impl fmt::Display for Costly<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                f.write_str("marker-levels")
+            }
+        }
+        let log = || {
+            tracing::debug!("{}", Costly(&formatted));
+            tracing::info!("{}", Costly(&formatted));
+            tracing::error!("{}", Costly(&formatted));
+        };
+        log();
+        assert_eq!(formatted.load(Ordering::Relaxed), 2, "disabled events are not formatted");
+        let (_, callback) = collect("nothing");
+        set_callback(Some(callback), Level::ERROR).unwrap();
+        log();
+        assert_eq!(formatted.load(Ordering::Relaxed), 3);
+        set_callback(None, Level::WARN).unwrap();
+        let text = "marker-levels".to_string();
+        let part = "telemetry::log::tests".to_string();
+        assert_eq!(*lines.lock(), [(Level::INFO, part.clone(), text.clone()), (Level::ERROR, part, text)]);
+    }
+
+    #[test]
+    fn logging_and_replacing_from_within_the_callback_neither_recurse_nor_hang() {
+        let _turn = TURN.lock();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let refusals = Arc::new(AtomicUsize::new(0));
+        let (count, refused) = (calls.clone(), refusals.clone());
+        let callback = Box::new(move |_, _: &str, text: &str| {
+            if text.contains("marker-reentrance") {
+                count.fetch_add(1, Ordering::Relaxed);
+                Error::new(Code::Internal, "marker-reentrance again");
+                if set_callback(None, Level::TRACE).is_err() {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        set_callback(Some(callback), Level::WARN).unwrap();
+        tracing::warn!("marker-reentrance");
+        tracing::warn!("marker-reentrance");
+        set_callback(None, Level::WARN).unwrap();
+        assert_eq!((calls.load(Ordering::Relaxed), refusals.load(Ordering::Relaxed)), (2, 2));
+    }
+
+    #[test]
+    fn a_panicking_callback_harms_nobody() {
+        let _turn = TURN.lock();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        let callback = Box::new(move |_, _: &str, text: &str| {
+            if text.contains("marker-panic") {
+                count.fetch_add(1, Ordering::Relaxed);
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+        });
+        set_callback(Some(callback), Level::WARN).unwrap();
+        tracing::warn!("marker-panic");
+        tracing::warn!("marker-panic");
+        set_callback(None, Level::WARN).unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn replacing_waits_for_the_callback_that_runs() {
+        let _turn = TURN.lock();
+        let (entered, has_entered) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        let done = Arc::new(AtomicBool::new(false));
+        let set_done = done.clone();
+        let callback = Box::new(move |_, _: &str, text: &str| {
+            if text.contains("marker-replace") {
+                entered.send(()).unwrap();
+                released.lock().recv().unwrap();
+                set_done.store(true, Ordering::SeqCst);
+            }
+        });
+        set_callback(Some(callback), Level::WARN).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| tracing::warn!("marker-replace"));
+            has_entered.recv().unwrap();
+            let replacing = scope.spawn(|| {
+                set_callback(None, Level::WARN).unwrap();
+                done.load(Ordering::SeqCst)
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            release.send(()).unwrap();
+            assert!(replacing.join().unwrap(), "replaced while the callback was running");
+        });
+    }
+}
