@@ -2,8 +2,10 @@
 //!
 //! Results go to standard output, progress and errors to standard error. Exit status: 0 done, 1 failed, 2 wrong arguments.
 
+mod bench;
 mod info;
 mod output;
+mod system;
 
 use std::process::ExitCode;
 
@@ -21,11 +23,15 @@ struct Arguments {
 enum Command {
     /// Show version, machine, limits, interfaces, and every environment variable, with advice.
     Info(info::Arguments),
+    /// Measure engines of this library.
+    #[command(subcommand)]
+    Bench(bench::Command),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Info(arguments) => info::run(&arguments),
+        Command::Info(arguments) => info::run(&arguments).map_err(Into::into),
+        Command::Bench(command) => bench::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
