@@ -132,6 +132,34 @@ impl<'a> View<'a> {
         Ok(Guards(GuardList::Many(guards.into())))
     }
 
+    /// Guards on the live regions that have a byte in common with `range`, in descending order; all or none. Bytes of `range` that no
+    /// region holds, or that only a quarantined or not yet committed one does, are nobody's concern here.
+    pub fn acquire_overlapping(&self, range: MemoryRange) -> std::result::Result<Guards, Refusal> {
+        let mut guards = Vec::new();
+        let mut next = range.length().checked_sub(1).map(|last| range.address() + last);
+        while let Some(address) = next {
+            let Some(entry) = self.hint.get().filter(|hint| hint.range().contains(address, 1)).or_else(|| self.pinned.predecessor(address))
+            else {
+                break;
+            };
+            if !entry.range().intersects(&range) {
+                break;
+            }
+            if entry.in_flight.try_acquire() {
+                self.hint.set(Some(entry));
+                let guard = RegionGuard { region: entry.to_arc() };
+                if guards.is_empty() && entry.range().address() <= range.address() {
+                    return Ok(Guards(GuardList::One(guard)));
+                }
+                guards.push(guard);
+            } else if matches!(entry.state(), State::Draining | State::DrainGivenUp) {
+                return Err(Refusal::Draining);
+            }
+            next = entry.range().address().checked_sub(1).filter(|before| *before >= range.address());
+        }
+        Ok(Guards(GuardList::Many(guards.into())))
+    }
+
     fn acquire_region(&self, address: u64, access: Access) -> std::result::Result<RegionGuard, Refusal> {
         let entry = self.entry(address).ok_or(Refusal::NotRegistered)?;
         if access == Access::Remote && !entry.remote_accessible() {
@@ -166,6 +194,14 @@ impl Deref for Guards {
 }
 
 impl Guards {
+    /// Takes the guards apart.
+    pub fn into_each(self, mut take: impl FnMut(RegionGuard)) {
+        match self.0 {
+            GuardList::One(guard) => take(guard),
+            GuardList::Many(guards) => guards.into_iter().for_each(take),
+        }
+    }
+
     /// The promised memory `[address, address + length)` that these guards cover. None when a byte of it is outside of them. The
     /// caller keeps the guards for as long as it uses the range.
     pub fn range(&self, address: u64, length: u64) -> Option<MemoryRange> {

@@ -7,7 +7,9 @@
 pub mod background;
 pub mod epoll;
 pub mod event;
+pub mod limits;
 pub mod memory;
+pub mod process;
 pub mod socket;
 
 pub use memory::MemoryRange;

@@ -1,42 +1,133 @@
-//! Counters and the log. (skeleton)
-#![allow(missing_docs, unused_variables)]
+//! Counters and the log.
+//!
+//! [`Counters`] belongs to one engine. Its list exists once, in the `counters!` call below: the structure, its documentation,
+//! [`Counters::iter`] (for the C statistics and `te`) and the Prometheus text all come from there. Adding to a counter is one relaxed
+//! atomic addition, some 5 ns where no other CPU adds to a neighbour at the same time; a caller that adds per slice should sum up
+//! first. Counters only grow, and are not read in one moment: two of them may disagree by what is under way.
 
+pub mod log;
+
+use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A counter that any thread may add to.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
+
 impl Counter {
+    /// Adds `n`; wraps past 2^64.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
+
+    /// What has been added so far.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What an engine counts.
-#[derive(Default)]
-pub struct Counters {
-    pub regions_registered: Counter,
-    pub regions_unregistered: Counter,
-    pub registrations_refused: Counter,
-    pub batches_allocated: Counter,
-    pub batches_freed: Counter,
-    pub tasks_submitted: Counter,
-    pub tasks_completed: Counter,
-    pub tasks_failed: Counter,
-    pub tasks_timed_out: Counter,
-    pub tasks_cancelled: Counter,
-    pub bytes_read: Counter,
-    pub bytes_written: Counter,
-    pub requests_served: Counter,
-    pub requests_refused: Counter,
-    pub bytes_served: Counter,
-    pub connections_opened: Counter,
-    pub connections_accepted: Counter,
-    pub connections_failed: Counter,
-    pub descriptor_fetches: Counter,
-    pub notifications_sent: Counter,
-    pub notifications_received: Counter,
+macro_rules! counters {
+    ($($name:ident: $help:literal;)*) => {
+        /// What an engine counts, from its creation on.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(#[doc = $help] pub $name: Counter,)*
+        }
+
+        impl Counters {
+            /// Name, help and present value of each counter, in a fixed order. New ones are added at the end.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), $help, self.$name.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    regions_registered: "Memory regions registered, each counted reference and each region of a batch as one.";
+    regions_unregistered: "Memory regions unregistered, each counted reference and each region of a batch as one.";
+    registrations_refused: "Memory regions that were not registered because of an error.";
+    batches_allocated: "Batches allocated.";
+    batches_freed: "Batches freed.";
+    tasks_submitted: "Transfer requests accepted for transfer.";
+    tasks_completed: "Transfer requests that ended with all bytes in place.";
+    tasks_failed: "Transfer requests that ended with an error other than a deadline or a cancel.";
+    tasks_timed_out: "Transfer requests that ended because their deadline passed.";
+    tasks_cancelled: "Transfer requests that were cancelled.";
+    bytes_read: "Bytes read from peers and the own segment by completed requests.";
+    bytes_written: "Bytes written to peers and the own segment by completed requests.";
+    requests_served: "Reads and writes of peers that were carried out.";
+    requests_refused: "Reads and writes of peers that were refused or broke off.";
+    bytes_served: "Bytes that peers read from or wrote to this engine's memory.";
+    connections_opened: "Data connections made to peers.";
+    connections_accepted: "Data connections accepted from peers.";
+    connections_failed: "Data connections that could not be made or broke.";
+    descriptor_fetches: "Descriptors fetched from peers or the metadata server.";
+    notifications_sent: "Notifications that peers have taken.";
+    notifications_received: "Notifications taken from peers.";
+}
+
+impl Counters {
+    /// Appends all counters in the text format of Prometheus, version 0.0.4, named `transfer_engine_<name>_total`.
+    pub fn prometheus(&self, out: &mut String) {
+        for (name, help, value) in self.iter() {
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                out,
+                "# HELP transfer_engine_{name}_total {help}\n# TYPE transfer_engine_{name}_total counter\ntransfer_engine_{name}_total {value}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_shows_each_counter_under_its_own_name() {
+        let counters = Counters::default();
+        counters.regions_registered.add(2);
+        counters.regions_registered.add(3);
+        counters.notifications_received.add(7);
+        let values: Vec<_> = counters.iter().collect();
+        assert_eq!((values[0].0, values[0].2), ("regions_registered", 5));
+        assert_eq!((values[values.len() - 1].0, values[values.len() - 1].2), ("notifications_received", 7));
+        assert_eq!(values.iter().map(|(_, _, value)| value).sum::<u64>(), 12);
+        let names: std::collections::BTreeSet<_> = values.iter().map(|(name, _, _)| name).collect();
+        assert_eq!(names.len(), values.len());
+    }
+
+    #[test]
+    fn threads_lose_no_count() {
+        let counters = Counters::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| counters.bytes_read.add(3)));
+            }
+        });
+        assert_eq!(counters.bytes_read.get(), 120_000);
+    }
+
+    #[test]
+    fn prometheus_text_has_help_type_and_value_for_each() {
+        let counters = Counters::default();
+        counters.bytes_written.add(1 << 40);
+        let mut out = String::from("before\n");
+        counters.prometheus(&mut out);
+        assert!(out.starts_with("before\n# HELP transfer_engine_regions_registered_total Memory"));
+        assert!(
+            out.contains(
+                "\n# TYPE transfer_engine_bytes_written_total counter\ntransfer_engine_bytes_written_total 1099511627776\n"
+            )
+        );
+        let lines: Vec<&str> = out.lines().skip(1).collect();
+        assert_eq!(lines.len(), 3 * counters.iter().count());
+        for entry in lines.chunks(3) {
+            let name = entry[2].split(' ').next().unwrap();
+            assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
+            assert!(entry[0].starts_with(&format!("# HELP {name} ")) && !entry[0].contains('\\'));
+            assert_eq!(entry[1], format!("# TYPE {name} counter"));
+        }
+    }
 }

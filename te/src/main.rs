@@ -1,2 +1,43 @@
-//! The command-line program of the transfer engine.
-fn main() {}
+//! The command-line program of the transfer engine: shows what an engine would find on this machine, and measures engines.
+//!
+//! Results go to standard output, progress and errors to standard error. Exit status: 0 done, 1 failed, 2 wrong arguments.
+
+mod bench;
+mod info;
+mod output;
+mod system;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Shows and measures Mooncake transfer engines.
+#[derive(Parser)]
+#[command(version, about, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show version, machine, limits, interfaces, and every environment variable, with advice.
+    Info(info::Arguments),
+    /// Measure engines of this library.
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Info(arguments) => info::run(&arguments).map_err(Into::into),
+        Command::Bench(command) => bench::run(&command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("te: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `te bench`: measures engines of this library, beside what the machine itself can do.
+//!
+//! Figures are medians over rounds with their smallest and largest. Content is checked before anything is timed. Tables go to
+//! standard output, progress to standard error, and with `--json` everything to a file.
+
+mod raw;
+mod register;
+mod statistics;
+mod target;
+mod transfer;
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Subcommand;
+use serde::Serialize;
+use transfer_engine::config::Config;
+use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
+
+/// What can be measured.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Cost of registering and unregistering memory, by the number of regions that are there already.
+    Register(register::Arguments),
+    /// Latency, throughput and processor time of transfers between two processes, beside plain sockets.
+    Transfer(transfer::Arguments),
+    /// The other end of `transfer`, which starts it itself.
+    #[command(hide = true)]
+    Target(target::Arguments),
+}
+
+/// Runs `te bench`.
+pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
+    match command {
+        Command::Register(arguments) => register::run(arguments),
+        Command::Transfer(arguments) => transfer::run(arguments),
+        Command::Target(arguments) => target::run(arguments),
+    }
+}
+
+/// An engine on the loopback address, with the TCP transport.
+fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
+    let options =
+        EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), auto_discover: false };
+    let engine = Engine::create(&options, Config::from_environment())?;
+    if !engine.has_transport("tcp") {
+        engine.install_transport("tcp", None)?;
+    }
+    Ok(engine)
+}
+
+fn memory_options() -> MemoryOptions {
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, publish: true }
+}
+
+fn write_json(path: Option<&Path>, report: &impl Serialize) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = path {
+        let text = serde_json::to_string_pretty(report)? + "\n";
+        std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Parses a size such as `64`, `4K`, `1M`, `2GiB`; units are binary.
+fn parse_size(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err("a size is a number, with K, M or G where it is large".to_string()),
+    };
+    let number: usize = text[..digits].parse().map_err(|error| format!("not a size: {error}"))?;
+    match number.checked_mul(1 << shift) {
+        Some(size) if size > 0 => Ok(size),
+        _ => Err("the size must be from 1 byte to what an address can hold".to_string()),
+    }
+}
+
+/// Fills memory with bytes that depend on the seed and on each place, so that what lands in the wrong place is noticed.
+fn fill(bytes: &mut [u8], seed: u64) {
+    for (index, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&pattern(seed, index)[..chunk.len()]);
+    }
+}
+
+/// Offset of the first byte, rounded down to 8, that is not as [`fill`] leaves it.
+fn find_difference(bytes: &[u8], seed: u64) -> Option<usize> {
+    bytes.chunks(8).enumerate().find(|(index, chunk)| pattern(seed, *index)[..chunk.len()] != **chunk).map(|(index, _)| index * 8)
+}
+
+/// Splitmix64 of the place and the seed.
+fn pattern(seed: u64, index: usize) -> [u8; 8] {
+    let mut value = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (value ^ (value >> 31)).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_parsed_with_binary_units() {
+        for (text, size) in [("64", 64), ("4K", 4096), ("1m", 1 << 20), ("2GiB", 2 << 30), ("5b", 5)] {
+            assert_eq!(parse_size(text), Ok(size));
+        }
+        for text in ["", "0", "K", "4X", "-1", "1.5M", "99999999999999999999", "99999999999G"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn one_wrong_byte_anywhere_is_found() {
+        let mut bytes = vec![0; 1003];
+        fill(&mut bytes, 5);
+        assert_eq!((find_difference(&bytes, 5), find_difference(&bytes, 6)), (None, Some(0)));
+        for wrong in [0, 8, 500, 1002] {
+            bytes[wrong] ^= 1;
+            assert_eq!(find_difference(&bytes, 5), Some(wrong / 8 * 8));
+            bytes[wrong] ^= 1;
+        }
+    }
+}
