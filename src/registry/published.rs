@@ -113,17 +113,22 @@ impl Published {
         let text = |block: &mut Block| {
             let encode_block = || {
                 let mut text = String::with_capacity(block.entries.len() * 96);
-                for (position, (_, region)) in block.entries.iter().enumerate() {
-                    if position > 0 {
+                for (_, region) in &block.entries {
+                    let start = text.len();
+                    if start > 0 {
                         text.push(',');
                     }
+                    let comma = text.len();
                     encode(region, &mut text);
+                    if text.len() == comma {
+                        text.truncate(start);
+                    }
                 }
                 text.into()
             };
             block.text.get_or_insert_with(encode_block).clone()
         };
-        self.blocks.iter_mut().map(text).collect()
+        self.blocks.iter_mut().map(text).filter(|text| !text.is_empty()).collect()
     }
 
     /// All regions, in order.

@@ -1,0 +1,366 @@
+//! Registering and unregistering memory: from an address range to a region that every installed transport can use, and back.
+//!
+//! Registering reserves the range, makes it known to each transport in turn, and commits; a failure undoes what was done, and the range
+//! is free again. If undoing fails, too, the range stays blocked (quarantined) and the error says so. Unregistering refuses new work on
+//! the region at once, waits for what is in flight, then takes the region from the transports and frees the range.
+//!
+//! No lock of its own. Cost beyond the transports': two short holds of the registry's mutex for each call, whatever is registered.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Code, Error, Result};
+use crate::registry::{Region, RegionOptions, Registry, Removal, Reservation};
+use crate::sys::MemoryRange;
+use crate::telemetry::Counters;
+use crate::transport::Transport;
+
+/// How long work in flight may go on before the connections that carry it are closed.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// How long unregistering waits in all before it answers "busy".
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Registers and unregisters with all of an engine's transports.
+pub struct Registrar {
+    registry: Arc<Registry>,
+    counters: Arc<Counters>,
+}
+
+impl Registrar {
+    /// For the regions of `registry`.
+    pub fn new(registry: Arc<Registry>, counters: Arc<Counters>) -> Registrar {
+        Registrar { registry, counters }
+    }
+
+    /// Registers one range. Errors: InvalidArgument (empty or null), AddressOverlapped, and what a transport answers.
+    pub fn register(&self, range: MemoryRange, options: &RegionOptions, transports: &[Arc<dyn Transport>]) -> Result<()> {
+        let reservation = self.registry.reserve(range, options).inspect_err(|_| self.counters.registrations_refused.add(1))?;
+        match reservation {
+            Reservation::New(region) => self.attach_all(std::slice::from_ref(&region), &[], transports),
+            Reservation::Counted(_) => {
+                self.counters.regions_registered.add(1);
+                Ok(())
+            }
+        }
+    }
+
+    /// Registers all ranges or none. Ranges may come in any order and are published in it; overlaps among them are refused, too.
+    pub fn register_batch(&self, ranges: &[MemoryRange], options: &RegionOptions, transports: &[Arc<dyn Transport>]) -> Result<()> {
+        let reservations =
+            self.registry.reserve_batch(ranges, options).inspect_err(|_| self.counters.registrations_refused.add(ranges.len() as u64))?;
+        let (mut new, mut counted) = (Vec::with_capacity(ranges.len()), Vec::new());
+        for reservation in reservations {
+            match reservation {
+                Reservation::New(region) => new.push(region),
+                Reservation::Counted(region) => counted.push(region),
+            }
+        }
+        self.attach_all(&new, &counted, transports)
+    }
+
+    fn attach_all(&self, new: &[Arc<Region>], counted: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        for (position, region) in new.iter().enumerate() {
+            if let Err((error, attached)) = attach(region, transports) {
+                self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
+                self.undo(region, &transports[..attached], &error);
+                for region in &new[..position] {
+                    self.undo(region, transports, &error);
+                }
+                self.registry.abandon(&new[position + 1..]);
+                for region in counted {
+                    let _ = self.registry.start_drain(region.range().address());
+                }
+                return Err(error);
+            }
+        }
+        self.registry.commit(new);
+        self.counters.regions_registered.add((new.len() + counted.len()) as u64);
+        Ok(())
+    }
+
+    /// Takes a region that is not committed from the transports it was made known to.
+    fn undo(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>], cause: &Error) {
+        match detach(region, transports) {
+            Ok(()) => self.registry.abandon(std::slice::from_ref(region)),
+            Err(error) => {
+                let (address, length) = (region.range().address(), region.range().length());
+                tracing::error!("[{address:#x}, +{length}) stays blocked: its registration failed ({cause}), and undoing it as well ({error})");
+                self.registry.quarantine(region);
+            }
+        }
+    }
+
+    /// Unregisters the region that starts at `address`. Errors: AddressNotRegistered; BatchBusy when work in flight did not end within
+    /// five seconds (call again; the region takes no new work meanwhile) or another thread is unregistering it; what a transport answers.
+    pub fn unregister(&self, address: u64, transports: &[Arc<dyn Transport>]) -> Result<()> {
+        match self.registry.start_drain(address)? {
+            Removal::Counted => self.counters.regions_unregistered.add(1),
+            Removal::Last(region) => self.drain_all(&[region], transports)?,
+        }
+        Ok(())
+    }
+
+    /// Unregisters all that can be, and returns the first error.
+    pub fn unregister_batch(&self, addresses: &[u64], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        let mut outcome = Ok(());
+        let mut draining = Vec::with_capacity(addresses.len());
+        for &address in addresses {
+            match self.registry.start_drain(address) {
+                Ok(Removal::Last(region)) => draining.push(region),
+                Ok(Removal::Counted) => self.counters.regions_unregistered.add(1),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        outcome.and(self.drain_all(&draining, transports))
+    }
+
+    /// Waits for what is in flight on regions that take no new work, and releases them. The time limits are shared.
+    fn drain_all(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        let mut busy: Vec<&Arc<Region>> = Vec::new();
+        let mut outcome = Ok(());
+        for region in regions {
+            if self.registry.drain(region, Duration::ZERO) {
+                outcome = outcome.and(self.release(region, transports));
+            } else {
+                busy.push(region);
+            }
+        }
+        if busy.is_empty() {
+            return outcome;
+        }
+        let start = Instant::now();
+        for limit in [GRACE, DRAIN_LIMIT] {
+            busy.retain(|region| {
+                let drained = self.registry.drain(region, (start + limit).saturating_duration_since(Instant::now()));
+                if drained {
+                    outcome = std::mem::replace(&mut outcome, Ok(())).and(self.release(region, transports));
+                }
+                !drained
+            });
+            if limit == GRACE {
+                for region in &busy {
+                    transports.iter().for_each(|transport| transport.evict(region.range()));
+                }
+            }
+        }
+        for region in busy {
+            self.registry.give_up_drain(region);
+            let (address, length, uses) = (region.range().address(), region.range().length(), region.in_flight());
+            let error = Error::new(
+                Code::BatchBusy,
+                format!(
+                    "[{address:#x}, +{length}) is still used by {uses} transfers after {DRAIN_LIMIT:?}; it takes no new ones: unregister it again later, and do not unmap it before"
+                ),
+            );
+            outcome = outcome.and(Err(error));
+        }
+        outcome
+    }
+
+    fn release(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
+        match detach(region, transports) {
+            Ok(()) => {
+                self.registry.finish(region);
+                self.counters.regions_unregistered.add(1);
+                Ok(())
+            }
+            Err(error) => {
+                self.registry.quarantine(region);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes all live regions known to one more transport, or none of them.
+    pub fn attach_live(&self, transport: &Arc<dyn Transport>) -> Result<()> {
+        let regions = self.registry.live();
+        for (position, region) in regions.iter().enumerate() {
+            if let Err(error) = transport.register(region) {
+                for region in &regions[..position] {
+                    let _ = transport.unregister(region);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// On an error, how many transports have the region.
+fn attach(region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> std::result::Result<(), (Error, usize)> {
+    for (position, transport) in transports.iter().enumerate() {
+        transport.register(region).map_err(|error| (error, position))?;
+    }
+    Ok(())
+}
+
+fn detach(region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
+    let mut outcome = Ok(());
+    for transport in transports.iter().rev() {
+        outcome = outcome.and(transport.unregister(region));
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::registry::Access;
+    use crate::transport::{Segment, Slice};
+
+    /// Fails on demand, and keeps count.
+    #[derive(Default)]
+    struct Moody {
+        attached: Mutex<Vec<u64>>,
+        refuses: Mutex<Option<u64>>,
+        keeps: Mutex<bool>,
+        evicted: Mutex<Vec<MemoryRange>>,
+        held: Mutex<Option<crate::registry::Guards>>,
+    }
+
+    impl Transport for Moody {
+        fn protocol(&self) -> &'static str {
+            "moody"
+        }
+        fn register(&self, region: &Arc<Region>) -> Result<()> {
+            if *self.refuses.lock() == Some(region.range().address()) {
+                return Err(Error::quiet(Code::Context, "refused"));
+            }
+            self.attached.lock().push(region.range().address());
+            Ok(())
+        }
+        fn unregister(&self, region: &Arc<Region>) -> Result<()> {
+            if *self.keeps.lock() {
+                return Err(Error::quiet(Code::Context, "kept"));
+            }
+            self.attached.lock().retain(|address| *address != region.range().address());
+            Ok(())
+        }
+        fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
+        fn cancel(&self) {}
+        fn evict(&self, range: MemoryRange) {
+            self.evicted.lock().push(range);
+            *self.held.lock() = None;
+        }
+        fn forget(&self, _segment: u64) {}
+        fn shutdown(&self, _reason: Error) {}
+    }
+
+    struct Bench {
+        registry: Arc<Registry>,
+        registrar: Registrar,
+        transports: Vec<Arc<dyn Transport>>,
+        first: Arc<Moody>,
+        second: Arc<Moody>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let registry = Arc::new(Registry::new());
+            let (first, second) = (Arc::new(Moody::default()), Arc::new(Moody::default()));
+            Bench {
+                registrar: Registrar::new(registry.clone(), Arc::default()),
+                registry,
+                transports: vec![first.clone(), second.clone()],
+                first,
+                second,
+            }
+        }
+    }
+
+    fn range(address: u64) -> MemoryRange {
+        // SAFETY: nobody touches these addresses.
+        #[allow(unsafe_code)]
+        unsafe { MemoryRange::new(address, 4096) }.unwrap()
+    }
+
+    fn options(counted: bool) -> RegionOptions {
+        RegionOptions { location: "*".into(), remote_accessible: true, counted }
+    }
+
+    #[test]
+    fn a_failing_transport_leaves_nothing_behind() {
+        let bench = Bench::new();
+        *bench.second.refuses.lock() = Some(0x3000);
+        let ranges: Vec<_> = [0x1000, 0x2000, 0x3000, 0x4000].map(range).into();
+        let error = bench.registrar.register_batch(&ranges, &options(false), &bench.transports).unwrap_err();
+        assert_eq!(error.code(), Code::Context);
+        assert_eq!((bench.registry.len(), bench.first.attached.lock().len(), bench.second.attached.lock().len()), (0, 0, 0));
+        *bench.second.refuses.lock() = None;
+        bench.registrar.register_batch(&ranges, &options(false), &bench.transports).unwrap();
+        assert_eq!(bench.registry.live().len(), 4);
+    }
+
+    #[test]
+    fn a_failing_undo_blocks_the_range() {
+        let bench = Bench::new();
+        *bench.second.refuses.lock() = Some(0x1000);
+        *bench.first.keeps.lock() = true;
+        assert!(bench.registrar.register(range(0x1000), &options(false), &bench.transports).is_err());
+        assert_eq!(bench.registry.len(), 1);
+        assert!(bench.registry.live().is_empty());
+        let error = bench.registrar.register(range(0x1000), &options(false), &bench.transports).unwrap_err();
+        assert_eq!(error.code(), Code::AddressOverlapped);
+    }
+
+    #[test]
+    fn counted_registrations_end_with_the_last() {
+        let bench = Bench::new();
+        for _ in 0..3 {
+            bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
+        }
+        assert_eq!(bench.first.attached.lock().len(), 1);
+        for remaining in [1, 1, 0] {
+            bench.registrar.unregister(0x1000, &bench.transports).unwrap();
+            assert_eq!(bench.registry.len(), remaining);
+        }
+        assert_eq!(bench.registrar.unregister(0x1000, &bench.transports).unwrap_err().code(), Code::AddressNotRegistered);
+    }
+
+    #[test]
+    fn a_batch_that_fails_gives_back_counted_references() {
+        let bench = Bench::new();
+        bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
+        *bench.first.refuses.lock() = Some(0x2000);
+        assert!(bench.registrar.register_batch(&[range(0x1000), range(0x2000)], &options(true), &bench.transports).is_err());
+        bench.registrar.unregister(0x1000, &bench.transports).unwrap();
+        assert_eq!(bench.registry.len(), 0);
+    }
+
+    #[test]
+    fn unregistering_a_batch_does_all_it_can() {
+        let bench = Bench::new();
+        let ranges: Vec<_> = (1..=100).map(|page| range(page * 0x1000)).collect();
+        bench.registrar.register_batch(&ranges, &options(false), &bench.transports).unwrap();
+        let mut addresses: Vec<_> = ranges.iter().map(MemoryRange::address).collect();
+        addresses[50] += 8;
+        let error = bench.registrar.unregister_batch(&addresses, &bench.transports).unwrap_err();
+        assert_eq!((error.code(), bench.registry.len()), (Code::AddressNotRegistered, 1));
+    }
+
+    #[test]
+    fn unregistering_waits_for_work_in_flight_and_then_evicts_it() {
+        let bench = Bench::new();
+        bench.registrar.register(range(0x1000), &options(false), &bench.transports).unwrap();
+        let Ok(guards) = bench.registry.read(|view| view.acquire(0x1000, 10, Access::Remote)) else { panic!("no guard") };
+        *bench.first.held.lock() = Some(guards);
+        bench.registrar.unregister(0x1000, &bench.transports).unwrap();
+        assert_eq!(*bench.first.evicted.lock(), [range(0x1000)]);
+        assert_eq!(bench.registry.len(), 0);
+    }
+
+    #[test]
+    fn a_late_transport_learns_of_all_regions_or_of_none() {
+        let bench = Bench::new();
+        let ranges: Vec<_> = (1..=3).map(|page| range(page * 0x1000)).collect();
+        bench.registrar.register_batch(&ranges, &options(false), &[]).unwrap();
+        *bench.first.refuses.lock() = Some(0x3000);
+        assert!(bench.registrar.attach_live(&bench.transports[0]).is_err());
+        assert!(bench.first.attached.lock().is_empty());
+        bench.registrar.attach_live(&bench.transports[1]).unwrap();
+        assert_eq!(bench.second.attached.lock().len(), 3);
+    }
+}
