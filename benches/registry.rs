@@ -2,13 +2,15 @@
 //!
 //! `cargo bench --bench registry`. Times are for one operation: a look-up (64 under one pin or one read lock), a churn (unregister
 //! and register of one region, with overlap check and published order), a mix of 99 look-ups and one churn, a guard taken and given back.
-//! Regions are 64 KiB, 128 KiB apart; addresses are random. `2 threads` is the time of each of two threads.
+//! Regions are 64 KiB, 128 KiB apart; addresses are random. `2 threads` is for each of
+//! two threads. All times are CPU time of the thread, so that other work on the machine disturbs less.
 #![allow(unsafe_code, missing_docs)]
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use parking_lot::RwLock;
@@ -110,6 +112,14 @@ impl Store for List {
     }
 }
 
+/// CPU time of this thread: other work on the machine then disturbs less.
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the argument may be written.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Pseudo-random numbers that are the same in each run (xorshift).
 struct Numbers(u64);
 
@@ -126,27 +136,23 @@ fn start(region: u64) -> u64 {
     BASE + region * STRIDE
 }
 
-fn hits(size: u64, seed: u64) -> Vec<u64> {
-    let mut numbers = Numbers(seed);
-    (0..1 << 16).map(|_| start(numbers.below(size)) + numbers.below(LENGTH)).collect()
-}
-
-fn look_up_all<S: Store>(store: &S, addresses: &[u64], count: u64) -> usize {
-    let mut left = count as usize;
+/// Looks up addresses inside of random regions, 64 in one go, which costs some 2 ns each for making them up.
+fn look_up_random<S: Store>(store: &S, size: u64, seed: u64, count: u64) {
+    let mut numbers = Numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut batch = [0; 64];
     let mut found = 0;
-    for batch in addresses.chunks(64).cycle() {
-        if left == 0 {
-            break;
-        }
-        let batch = &batch[..batch.len().min(left)];
+    let mut left = count as usize;
+    while left > 0 {
+        let batch = &mut batch[..left.min(64)];
+        batch.iter_mut().for_each(|address| *address = start(numbers.below(size)) + numbers.0 % LENGTH);
         found += store.look_up(black_box(batch));
         left -= batch.len();
     }
     assert_eq!(found, count as usize);
-    found
 }
 
-fn measure<S: Store>(criterion: &mut Criterion, size: u64) {
+/// All regions, registered in random order.
+fn fill<S: Store>(size: u64) -> S {
     let store = S::new();
     let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
     let mut order: Vec<u64> = (0..size).collect();
@@ -154,93 +160,80 @@ fn measure<S: Store>(criterion: &mut Criterion, size: u64) {
         order.swap(last, numbers.below(last as u64 + 1) as usize);
     }
     order.iter().for_each(|region| store.register(start(*region)));
-    let addresses = hits(size, 7);
+    store
+}
 
-    let mut row = |name: &str, mut run: Box<dyn FnMut(u64) -> Duration + '_>| {
-        let mut group = criterion.benchmark_group(format!("{name}/{size}"));
-        group.bench_function(BenchmarkId::from_parameter(S::NAME), |bencher| bencher.iter_custom(&mut run));
-        group.finish();
+/// One row for one structure; `run` answers how long that many operations took.
+fn row<S: Store>(criterion: &mut Criterion, name: &str, size: u64, store: &OnceCell<S>, mut run: impl FnMut(&S, u64) -> Duration) {
+    let mut group = criterion.benchmark_group(format!("{name}/{size}"));
+    group.bench_function(BenchmarkId::from_parameter(S::NAME), |bencher| {
+        let store = store.get_or_init(|| fill(size));
+        bencher.iter_custom(|count| run(store, count));
+    });
+    group.finish();
+}
+
+fn measure<S: Store>(criterion: &mut Criterion, size: u64) {
+    let store = &OnceCell::new();
+    let mut numbers = Numbers(0x2545_F491_4F6C_DD1D);
+    row::<S>(criterion, "look-up", size, store, |store, count| {
+        let started = cpu_time();
+        look_up_random(store, size, 7, count);
+        cpu_time() - started
+    });
+    row::<S>(criterion, "look-up, 2 threads", size, store, |store, count| {
+        let barrier = Barrier::new(2);
+        let thread = |seed| {
+            barrier.wait();
+            let started = cpu_time();
+            look_up_random(store, size, seed, count);
+            cpu_time() - started
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| thread(11));
+            let own = thread(7);
+            (own + other.join().unwrap()) / 2
+        })
+    });
+    let mut churn = |store: &S| {
+        let start = start(numbers.below(size));
+        store.unregister(start);
+        store.register(start);
     };
-    row(
-        "look-up",
-        Box::new(|count| {
-            let started = Instant::now();
-            black_box(look_up_all(&store, &addresses, count));
-            started.elapsed()
-        }),
-    );
-    row(
-        "look-up, 2 threads",
-        Box::new(|count| {
-            let barrier = Barrier::new(2);
-            let thread = |seed| {
-                let addresses = hits(size, seed);
-                barrier.wait();
-                let started = Instant::now();
-                black_box(look_up_all(&store, &addresses, count));
-                started.elapsed()
-            };
-            std::thread::scope(|scope| {
-                let other = scope.spawn(|| thread(11));
-                let own = thread(7);
-                (own + other.join().unwrap()) / 2
-            })
-        }),
-    );
-    let mut churn = |count: u64| {
-        for _ in 0..count {
-            let start = start(numbers.below(size));
-            store.unregister(start);
-            store.register(start);
+    row::<S>(criterion, "churn", size, store, |store, count| {
+        let started = cpu_time();
+        (0..count).for_each(|_| churn(store));
+        cpu_time() - started
+    });
+    row::<S>(criterion, "mixed", size, store, |store, count| {
+        let started = cpu_time();
+        let churns = count.div_ceil(100);
+        for round in 0..churns {
+            look_up_random(store, size, round + 1, 99);
+            churn(store);
         }
-    };
-    row(
-        "churn",
-        Box::new(|count| {
-            let started = Instant::now();
-            churn(count);
-            started.elapsed()
-        }),
-    );
-    row(
-        "mixed",
-        Box::new(|count| {
-            let started = Instant::now();
-            let churns = count.div_ceil(100);
-            for _ in 0..churns {
-                look_up_all(&store, &addresses, 99);
-                churn(1);
-            }
-            started.elapsed().mul_f64(count as f64 / (churns * 100) as f64)
-        }),
-    );
+        (cpu_time() - started).mul_f64(count as f64 / (churns * 100) as f64)
+    });
 }
 
 /// A guard on one region, taken and given back; 64 under one pin, as a submitted batch does it.
-fn guards(criterion: &mut Criterion) {
-    for size in SIZES {
-        let engine = Engine::new();
-        (0..size).for_each(|region| engine.register(start(region)));
-        let random = hits(size, 7);
-        let same = vec![start(size / 2); 1 << 16];
-        for (name, addresses) in [("random regions", &random), ("one region", &same)] {
-            let mut group = criterion.benchmark_group(format!("guard/{size}"));
-            group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
-                let mut batches = addresses.chunks(64).cycle();
-                bencher.iter_custom(|count| {
-                    let rounds = count.div_ceil(64);
-                    let started = Instant::now();
-                    for _ in 0..rounds {
-                        let batch = batches.next().unwrap();
-                        engine.registry.read(|view| {
-                            batch.iter().for_each(|address| assert!(view.acquire(*address, 1, Access::Remote).is_ok()))
-                        });
+fn guards(criterion: &mut Criterion, size: u64) {
+    let store = &OnceCell::new();
+    for (name, regions) in [("guard, random regions", size), ("guard, one region", 1)] {
+        row::<Engine>(criterion, name, size, store, |engine, count| {
+            let mut numbers = Numbers(7);
+            let rounds = count.div_ceil(64);
+            let started = cpu_time();
+            for _ in 0..rounds {
+                engine.registry.read(|view| {
+                    for _ in 0..64 {
+                        let address = start(numbers.below(regions));
+                        assert!(view.acquire(address, 1, Access::Remote).is_ok());
                     }
-                    started.elapsed().mul_f64(count as f64 / (rounds * 64) as f64)
                 });
-            });
-            group.finish();
-        }
+            }
+            (cpu_time() - started).mul_f64(count as f64 / (rounds * 64) as f64)
+        });
     }
 }
 
@@ -249,8 +242,8 @@ fn all(criterion: &mut Criterion) {
         measure::<Engine>(criterion, size);
         measure::<OrderedMap>(criterion, size);
         measure::<List>(criterion, size);
+        guards(criterion, size);
     }
-    guards(criterion);
 }
 
 criterion_group! {

@@ -12,7 +12,7 @@
 //! Locks: one mutex for all who change something; it is held for the bookkeeping only, and while [`Registry::published`] encodes.
 //! Readers take none. No callback may call the registry back, except from inside [`Registry::read`], where nothing is locked.
 //!
-//! Memory: 72 bytes a region, 16 to 32 in the index, 16 in the published order, and its encoded text.
+//! Memory: 72 bytes a region, 24 to 35 in the index, 16 in the published order, and its encoded text.
 
 pub mod in_flight;
 mod index;
@@ -100,14 +100,11 @@ impl<'a> View<'a> {
     }
 
     fn entry(&self, address: u64) -> Option<Entry<'a>> {
-        let contains = |entry: &Entry<'a>| entry.range().contains(address, 1) && entry.state() != State::Gone;
-        if let Some(hint) = self.hint.get().filter(contains) {
+        if let Some(hint) = self.hint.get().filter(|hint| hint.contains(address) && self.pinned.is_present(hint)) {
             return Some(hint);
         }
-        let found = self.pinned.predecessor(address).filter(contains);
-        if found.is_some() {
-            self.hint.set(found);
-        }
+        let found = self.pinned.predecessor(address).filter(|entry| entry.contains(address));
+        self.hint.set(found);
         found
     }
 
@@ -359,7 +356,7 @@ impl Registry {
     pub fn start_drain(&self, address: u64) -> Result<Removal> {
         let refusal = {
             let mut changes = self.changes.lock();
-            let found = changes.index.predecessor(address).filter(|entry| entry.range().contains(address, 1)).map(Entry::to_arc);
+            let found = changes.index.predecessor(address).filter(|entry| entry.contains(address)).map(Entry::to_arc);
             match found {
                 Some(region) if region.range().address() == address => match region.state() {
                     State::Live if region.drop_reference_unless_last() => return Ok(Removal::Counted),
@@ -425,7 +422,7 @@ impl Registry {
         region.set_state(State::DrainGivenUp);
     }
 
-    /// Live regions in registration order, as encoded text per block of at most 128; only blocks changed since the last call are encoded
+    /// Live regions in registration order, as encoded text per block of at most 64; only blocks changed since the last call are encoded
     /// again. `encode` appends one region and must not use the registry; regions inside a block are joined by `,`. No piece is empty.
     pub fn published(&self, encode: &dyn Fn(&Region, &mut String)) -> Vec<Arc<str>> {
         self.changes.lock().published.encode(encode)
@@ -452,7 +449,7 @@ impl Changes {
     fn reserve(&mut self, range: MemoryRange, options: &RegionOptions) -> std::result::Result<Reservation, Collision> {
         let last = range.address() + (range.length() - 1);
         // Regions do not overlap, so if any meets the range, the one with the largest start does.
-        if let Some(other) = self.index.predecessor(last).filter(|other| other.range().intersects(&range)) {
+        if let Some(other) = self.index.predecessor(last).filter(|other| other.intersects(&range)) {
             if other.counts(range, options) {
                 other.add_reference();
                 return Ok(Reservation::Counted(other.to_arc()));
@@ -468,8 +465,8 @@ impl Changes {
 
     /// To Gone, from whatever.
     fn forget(&mut self, region: &Region) {
-        region.set_state(State::Gone);
         self.index.remove(region.range().address());
+        region.set_state(State::Gone);
     }
 }
 
