@@ -4,6 +4,8 @@
 //! This is one of the few rooms that may hold `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod epoll;
+pub mod event;
 pub mod memory;
 
 pub use memory::MemoryRange;
