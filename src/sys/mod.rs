@@ -4,8 +4,10 @@
 //! This is one of the few rooms that may hold `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod clock;
 pub mod epoll;
 pub mod event;
+pub mod interfaces;
 pub mod memory;
 
 pub use memory::MemoryRange;
