@@ -117,7 +117,9 @@ fn read_priority_matrix(matrix: Map<String, Value>) -> BTreeMap<String, (Vec<Str
             Ok([preferred, available]) => read.insert(location, (preferred, available)),
             Err(error) => {
                 let (location, error) = (excerpt(&location), excerpt(&error.to_string()));
-                tracing::warn!("priority_matrix['{location}'] is not two lists of device names ({error}); it and what follows are left out");
+                tracing::warn!(
+                    "priority_matrix['{location}'] is not two lists of device names ({error}); it and what follows are left out"
+                );
                 break;
             }
         };
@@ -368,7 +370,8 @@ mod tests {
         ));
         let odd = odd.unwrap();
         assert_eq!((odd.tcp_data_port, odd.tcp_proto_version, &*odd.tcp_data_host), (15000, 2, ""));
-        let largest = decode(r#"{"protocol":"tcp","buffers":[{"addr":18446744073709551615,"length":1e3,"name":"\u00e9","x":[1]}]}"#);
+        let largest =
+            decode(r#"{"protocol":"tcp","buffers":[{"addr":18446744073709551615,"length":1e3,"name":"\u00e9","x":[1]}]}"#);
         let largest = &largest.unwrap().buffers[0];
         assert_eq!((largest.address, largest.length, &*largest.name), (u64::MAX, 1000, "é"));
     }
@@ -403,7 +406,8 @@ mod tests {
             (r#"{}"#, "buffers[1]"),
         ] {
             for protocol in ["tcp", "rdma"] {
-                let text = format!(r#"{{"name":"seg","protocol":"{protocol}","buffers":[{{"addr":1,"length":1,"name":"n"}},{entry}]}}"#);
+                let text =
+                    format!(r#"{{"name":"seg","protocol":"{protocol}","buffers":[{{"addr":1,"length":1,"name":"n"}},{entry}]}}"#);
                 refused(&text, Code::Metadata, reason);
                 refused(&text, Code::Metadata, "segment 'seg'");
             }
@@ -488,8 +492,8 @@ mod tests {
     #[test]
     #[ignore = "a measurement"]
     fn measure_decoding_of_65536_buffers() {
-        let entries =
-            (1..=65_536u64).map(|i| format!(r#"{{"addr":{},"length":4096,"name":"127.0.0.1:15432"}}"#, 140_000_000_000_000 + i * 4096));
+        let entries = (1..=65_536u64)
+            .map(|i| format!(r#"{{"addr":{},"length":4096,"name":"127.0.0.1:15432"}}"#, 140_000_000_000_000 + i * 4096));
         let text = format!(r#"{{"protocol":"tcp","buffers":[{}]}}"#, entries.collect::<Vec<_>>().join(","));
         for _ in 0..5 {
             let start = std::time::Instant::now();
