@@ -5,8 +5,10 @@
 #![allow(unsafe_code)]
 
 pub mod background;
+pub mod clock;
 pub mod epoll;
 pub mod event;
+pub mod interfaces;
 pub mod limits;
 pub mod memory;
 pub mod process;

@@ -1,0 +1,206 @@
+//! Writing descriptors and other JSON as jsoncpp's FastWriter does.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::SegmentHeader;
+use crate::registry::Region;
+use crate::sys::clock;
+
+impl SegmentHeader {
+    /// The whole document as pieces to be sent one after the other. `buffers` are blocks of entries that are joined by commas, made
+    /// by [`SegmentHeader::encode_buffer`]; blocks may be empty. Costs one piece a block and copies none.
+    pub fn assemble(&self, buffers: Vec<Arc<str>>) -> Vec<Arc<str>> {
+        let comma: Arc<str> = ",".into();
+        let mut pieces = Vec::with_capacity(2 * buffers.len() + 2);
+        pieces.push(r#"{"buffers":["#.into());
+        for block in buffers.into_iter().filter(|block| !block.is_empty()) {
+            if pieces.len() > 1 {
+                pieces.push(comma.clone());
+            }
+            pieces.push(block);
+        }
+        pieces.push(self.tail(&clock::local_timestamp()).into());
+        pieces
+    }
+
+    fn tail(&self, timestamp: &str) -> String {
+        let mut out = String::from(r#"],"name":"#);
+        write_json_string(&self.name, &mut out);
+        out.push_str(r#","protocol":"#);
+        write_json_string(&self.protocol, &mut out);
+        out.push_str(r#","rdma_server_name":"","tcp_data_host":"#);
+        write_json_string(&self.tcp_data_host, &mut out);
+        let _ = write!(out, r#","tcp_data_port":{},"tcp_proto_version":{}"#, self.tcp_data_port, self.tcp_proto_version);
+        out.push_str(r#","timestamp":"#);
+        write_json_string(timestamp, &mut out);
+        out.push_str("}\n");
+        out
+    }
+
+    /// Appends the TCP form of one entry.
+    pub fn encode_buffer(&self, region: &Region, out: &mut String) {
+        let range = region.range();
+        self.write_buffer(range.address(), range.length(), out);
+    }
+
+    fn write_buffer(&self, address: u64, length: u64, out: &mut String) {
+        let _ = write!(out, r#"{{"addr":{address},"length":{length},"name":"#);
+        write_json_string(&self.name, out);
+        out.push('}');
+    }
+}
+
+/// Appends a string with its quotes. Everything beyond ASCII becomes `\uXXXX`, in two parts where UTF-16 needs two.
+pub fn write_json_string(text: &str, out: &mut String) {
+    out.push('"');
+    let mut rest = text;
+    while let Some(special) = rest.find(|c: char| c < ' ' || c == '"' || c == '\\' || !c.is_ascii()) {
+        let (plain, after) = rest.split_at(special);
+        out.push_str(plain);
+        let mut characters = after.chars();
+        match characters.next().unwrap_or_default() {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            other => {
+                for unit in other.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+        }
+        rest = characters.as_str();
+    }
+    out.push_str(rest);
+    out.push('"');
+}
+
+/// Appends a JSON value: compact, keys in ascending order, without the newline that ends a document.
+pub fn write_json(value: &Value, out: &mut String) {
+    match value {
+        Value::String(text) => write_json_string(text, out),
+        Value::Array(elements) => {
+            out.push('[');
+            for (index, element) in elements.iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                write_json(element, out);
+            }
+            out.push(']');
+        }
+        Value::Object(members) => {
+            out.push('{');
+            for (index, (key, member)) in members.iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                write_json_string(key, out);
+                out.push(':');
+                write_json(member, out);
+            }
+            out.push('}');
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {
+            let _ = write!(out, "{value}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SegmentDescriptor;
+    use super::*;
+
+    fn quoted(text: &str) -> String {
+        let mut out = String::new();
+        write_json_string(text, &mut out);
+        out
+    }
+
+    fn header(name: &str, tcp_data_port: u16) -> SegmentHeader {
+        let tcp_data_host = name.rsplit_once(':').unwrap().0.into();
+        SegmentHeader { name: name.into(), protocol: "tcp".into(), tcp_data_host, tcp_data_port, tcp_proto_version: 2 }
+    }
+
+    /// Published by mooncake-transfer-engine-non-cuda 0.3.13.post1 for one region of 8192 bytes.
+    #[test]
+    fn documents_equal_what_upstream_publishes() {
+        let captured = concat!(
+            r#"{"buffers":[{"addr":94573289459408,"length":8192,"name":"127.0.0.1:16498"}],"name":"127.0.0.1:16498","#,
+            r#""protocol":"tcp","rdma_server_name":"","tcp_data_host":"127.0.0.1","tcp_data_port":15983,"#,
+            r#""tcp_proto_version":2,"timestamp":"2026-11-29 15:54:51.448344"}"#,
+            "\n"
+        );
+        let header = header("127.0.0.1:16498", 15983);
+        let mut block = String::new();
+        header.write_buffer(94573289459408, 8192, &mut block);
+        let written = format!(r#"{{"buffers":[{block}{}"#, header.tail("2026-11-29 15:54:51.448344"));
+        assert_eq!(written, captured);
+    }
+
+    /// A host name with every control character, as the same version of upstream publishes it.
+    #[test]
+    fn strings_are_escaped_as_upstream_does() {
+        let controls: String = ('\u{1}'..' ').chain("\u{7f}/\"\\:15734".chars()).collect();
+        let captured = concat!(
+            r#""\u0001\u0002\u0003\u0004\u0005\u0006\u0007\b\t\n\u000b\f\r\u000e\u000f\u0010\u0011\u0012\u0013\u0014\u0015"#,
+            r#"\u0016\u0017\u0018\u0019\u001a\u001b\u001c\u001d\u001e\u001f"#,
+            "\u{7f}",
+            r#"/\"\\:15734""#
+        );
+        assert_eq!(quoted(&controls), captured);
+        assert_eq!(quoted("é\u{2028}\u{d7ff}\u{ffff}\u{1F600}"), r#""\u00e9\u2028\ud7ff\uffff\ud83d\ude00""#);
+        assert_eq!(quoted("\0"), r#""\u0000""#);
+        assert_eq!(quoted(""), r#""""#);
+    }
+
+    #[test]
+    fn strings_of_all_kinds_round_trip() {
+        let text: String = (0..0x11_0000).step_by(97).filter_map(char::from_u32).chain('\0'..'\u{100}').collect();
+        assert!(quoted(&text).is_ascii());
+        assert_eq!(serde_json::from_str::<String>(&quoted(&text)).unwrap(), text);
+    }
+
+    #[test]
+    fn values_are_compact_and_sorted() {
+        let value = serde_json::json!({"z": [1, -2, 1.5, true, null], "a": {"é": "\n"}, "e": [], "o": {}});
+        let mut out = String::new();
+        write_json(&value, &mut out);
+        assert_eq!(out, r#"{"a":{"\u00e9":"\n"},"e":[],"o":{},"z":[1,-2,1.5,true,null]}"#);
+    }
+
+    #[test]
+    fn assembled_documents_decode_to_what_went_in() {
+        let header = header("[::1]:15329", 16848);
+        for blocks in [vec![], vec![1], vec![2, 0, 1], vec![0, 0]] {
+            let mut expected = Vec::new();
+            let mut texts: Vec<Arc<str>> = Vec::new();
+            for size in blocks {
+                let mut block = String::new();
+                for _ in 0..size {
+                    let address = 4096 * (expected.len() as u64 + 1);
+                    if !block.is_empty() {
+                        block.push(',');
+                    }
+                    header.write_buffer(address, u64::MAX - address, &mut block);
+                    expected.push((address, u64::MAX - address));
+                }
+                texts.push(block.into());
+            }
+            let document = header.assemble(texts).concat();
+            assert!(document.ends_with("\"}\n"));
+            let decoded = SegmentDescriptor::decode(document.as_bytes()).unwrap();
+            assert_eq!(decoded.buffers.iter().map(|buffer| (buffer.address, buffer.length)).collect::<Vec<_>>(), expected);
+            assert!(decoded.buffers.iter().all(|buffer| &*buffer.name == "[::1]:15329"));
+            assert_eq!((decoded.tcp_data_port, decoded.tcp_proto_version), (16848, 2));
+            assert_eq!(decoded.protocols, ["tcp"]);
+        }
+    }
+}
