@@ -4,9 +4,12 @@
 
 use std::fmt::Write;
 use std::io;
+use std::net::IpAddr;
 
 use serde::Serialize;
 use transfer_engine::config::{Config, Environment, Reading, Section, VARIABLES};
+use transfer_engine::handshake::address::find_local_address;
+use transfer_engine::sys::interfaces::{self, Interface};
 use transfer_engine::sys::limits::{self, HugePages, Limit};
 
 use crate::output::{self, Style, wrap};
@@ -40,6 +43,9 @@ struct Report {
     build: Build,
     machine: Machine,
     limits: Limits,
+    interfaces: Vec<InterfaceReport>,
+    /// What peers are told where the program names no host.
+    advertised_address: Option<IpAddr>,
     variables: Vec<VariableReport>,
     near_misses: Vec<String>,
     advice: Vec<String>,
@@ -83,6 +89,14 @@ struct HugePageReport {
 }
 
 #[derive(Serialize)]
+struct InterfaceReport {
+    name: String,
+    address: IpAddr,
+    up: bool,
+    running: bool,
+}
+
+#[derive(Serialize)]
 struct VariableReport {
     name: &'static str,
     aliases: &'static [&'static str],
@@ -107,6 +121,13 @@ impl From<Limit> for SoftHard {
 impl From<HugePages> for HugePageReport {
     fn from(pages: HugePages) -> HugePageReport {
         HugePageReport { size_bytes: pages.size, total: pages.total, free: pages.free, transparent: pages.transparent }
+    }
+}
+
+impl From<Interface> for InterfaceReport {
+    fn from(interface: Interface) -> InterfaceReport {
+        let Interface { name, address, up, running } = interface;
+        InterfaceReport { name, address, up, running }
     }
 }
 
@@ -136,17 +157,20 @@ impl Report {
             huge_pages: limits::huge_pages().ok().map(HugePageReport::from),
             ephemeral_ports: limits::ephemeral_ports().ok(),
         };
+        let config = environment.config();
         let target = format!("{} {}", std::env::consts::ARCH, std::env::consts::OS);
         let mut report = Report {
             version: env!("CARGO_PKG_VERSION"),
             build: Build { target, optimized: !cfg!(debug_assertions), transports: &["tcp", "local"] },
             machine: Machine { kernel: limits::kernel_version().ok(), cpus: limits::cpu_count(), numa_nodes: limits::numa_nodes() },
             limits,
+            interfaces: interfaces::list().unwrap_or_default().into_iter().map(InterfaceReport::from).collect(),
+            advertised_address: find_local_address(config.use_ipv6),
             variables: environment.readings().iter().map(VariableReport::from).collect(),
             near_misses: environment.near_misses().to_vec(),
             advice: Vec::new(),
         };
-        report.advice = report.advise(&environment.config());
+        report.advice = report.advise(&config);
         report
     }
 
@@ -163,6 +187,12 @@ impl Report {
             advice.push(format!("Set, but without effect in this version: {}.", idle.join(", ")));
         }
         advice.extend(self.limits.advise(config));
+        if self.advertised_address.is_none() {
+            let family = if config.use_ipv6 { "IPv6" } else { "IPv4" };
+            advice.push(format!(
+                "No interface that is up and running has an {family} address that peers could use: name a host when creating an engine."
+            ));
+        }
         if !self.build.optimized {
             advice.push("This is a debug build: it is several times slower. Build with --release before measuring.".to_string());
         }
@@ -201,6 +231,18 @@ impl Report {
         row(&mut out, "Huge pages", pages);
         let ports = self.limits.ephemeral_ports.map_or_else(unknown, |(lowest, highest)| format!("{lowest} to {highest}"));
         row(&mut out, "Outgoing ports", ports);
+
+        section(&mut out, "Interfaces");
+        for interface in &self.interfaces {
+            let state = match (interface.up, interface.running) {
+                (true, true) => "",
+                (true, false) => ", up but not running",
+                (false, _) => ", down",
+            };
+            let advertised = self.advertised_address == Some(interface.address);
+            let advertised = if advertised { ", told to peers where the program names no host" } else { "" };
+            row(&mut out, &interface.name, format!("{}{state}{advertised}", interface.address));
+        }
 
         section(&mut out, "Advice");
         for advice in &self.advice {
@@ -429,6 +471,26 @@ mod tests {
         assert!(advice(ports, &config).contains("overlap"));
         let few = Config { min_rpc_port: 15000, max_rpc_port: 15001, ..Config::default() };
         assert!(advice(good(), &few).contains("Only 2 ports (15000 to 15001)"));
+    }
+
+    #[test]
+    fn interfaces_are_shown_with_the_one_that_peers_are_told() {
+        let mut report = report(&[]);
+        let interface =
+            |name: &str, address: [u8; 4], up| InterfaceReport { name: name.to_string(), address: address.into(), up, running: up };
+        report.interfaces = vec![
+            interface("lo", [127, 0, 0, 1], true),
+            interface("eth0", [10, 0, 0, 1], true),
+            interface("eth1", [10, 0, 0, 2], false),
+        ];
+        report.advertised_address = Some([10, 0, 0, 1].into());
+        let text = plain(&report, 80);
+        let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+        assert!(line("eth0").contains("10.0.0.1") && line("eth0").contains("told to peers"));
+        assert!(!line("lo ").contains("told") && line("eth1").ends_with("down"));
+
+        report.advertised_address = None;
+        assert!(report.advise(&Config::default()).join("\n").contains("name a host when creating"));
     }
 
     #[test]
