@@ -8,10 +8,12 @@
 //! |---|---|
 //! | [`capi`] | the only `extern "C"` functions |
 //! | [`engine`] | composition root: life cycle, transports, segments |
+//! | [`registration`] | registering and unregistering with every transport |
 //! | [`transfer`] | batches and tasks: completion, deadlines, cancel |
 //! | [`transport`] | how bytes move: [`transport::tcp`], [`transport::local`] |
 //! | [`handshake`] | the small request channel between engines: descriptors, notify, probe |
 //! | [`metadata`] | segment descriptors and their JSON |
+//! | [`topology`] | which NICs serve which memory |
 //! | [`registry`] | registered memory regions: the index, region states, in-flight guards |
 //! | [`telemetry`] | counters and the log |
 //! | [`config`] | one table of every environment variable |
@@ -24,9 +26,11 @@ pub mod engine;
 pub mod error;
 pub mod handshake;
 pub mod metadata;
+pub mod registration;
 pub mod registry;
 pub mod sys;
 pub mod telemetry;
+pub mod topology;
 pub mod transfer;
 pub mod transport;
 

@@ -1,122 +1,425 @@
-//! The engine: composition root. (skeleton: the public face is fixed)
-#![allow(missing_docs, unused_variables)]
+//! The engine: makes the rooms below into one thing, and owns their life.
+//!
+//! An engine has a name by which peers open its segment, a registry of its memory, transports, and a cache of the peers it has opened.
+//! Peers ask for its descriptor over the handshake channel; the descriptor is put together when it is asked for, from text that is
+//! kept for blocks of regions, so registering memory sends nothing.
+//!
+//! Who locks what: `transports` is read by registrations and submissions and written by [`Engine::install_transport`], which holds
+//! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Everything else
+//! has its locks in the rooms.
+//!
+//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one more if
+//! `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` is set. Up to four more each for finding peers and for notifications come and go.
 
-use std::sync::Arc;
+mod card;
+mod segments;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use self::card::Card;
+use self::segments::{Fetcher, Segments};
 use crate::config::Config;
-use crate::error::Result;
-use crate::handshake::Notification;
-use crate::sys::MemoryRange;
+use crate::error::{Code, Error, Result};
+use crate::handshake::address::{HostPort, find_local_address};
+use crate::handshake::{Client, Listener, Notification, Server};
+use crate::metadata::{SegmentDescriptor, SegmentHeader};
+use crate::registration::Registrar;
+use crate::registry::{Region, RegionOptions, Registry};
+use crate::sys::background::Background;
+use crate::sys::{MemoryRange, limits};
 use crate::telemetry::Counters;
-use crate::transfer::{Batch, Request, SubmitOptions, TaskStatus};
+use crate::topology::Topology;
+use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
+use crate::transport::local::LocalTransport;
+use crate::transport::tcp::TcpTransport;
+use crate::transport::{Segment, Transport};
+
+/// Metadata "server" of engines that find each other by address.
+pub const PEER_TO_PEER: &str = "P2PHANDSHAKE";
+
+/// Id of the own segment.
+pub const LOCAL_SEGMENT: u64 = 0;
 
 /// How an engine is made.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// `P2PHANDSHAKE`, or a metadata server's URI.
+    /// `P2PHANDSHAKE`. URIs of metadata servers are refused in this version.
     pub metadata: String,
-    /// Name of the local server, `host[:port]`.
+    /// `host[:port]`: the host is what peers connect to. The port is not used with `P2PHANDSHAKE`: a free one is drawn. An empty host
+    /// is replaced by the address of the first interface that is up.
     pub server_name: String,
-    /// Install a transport at once: the best one there is.
+    /// Install the best transport there is at once.
     pub auto_discover: bool,
 }
 
+/// How memory is registered.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
+    /// NUMA node or device: `*`, `cpu:0`, `cuda:1`, or any other text.
     pub location: Arc<str>,
+    /// Whether peers may read and write it.
     pub remote_accessible: bool,
+    /// Whether the very same registration again counts a reference. Both must ask for it.
     pub counted: bool,
+    /// Whether the change is published before the call returns. With `P2PHANDSHAKE` peers see every change when they ask next.
     pub publish: bool,
 }
 
-#[derive(Clone, Debug)]
+/// A registered range, of this process or of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
+    /// First byte.
     pub address: u64,
+    /// Bytes.
     pub length: u64,
+    /// See [`MemoryOptions::location`]; of a peer over TCP it is the peer's name.
     pub location: Arc<str>,
+    /// Whether peers may read and write it.
     pub remote_accessible: bool,
 }
 
-pub struct Engine {}
+impl RegionInfo {
+    fn of(region: &Region) -> RegionInfo {
+        RegionInfo {
+            address: region.range().address(),
+            length: region.range().length(),
+            location: region.location().clone(),
+            remote_accessible: region.remote_accessible(),
+        }
+    }
+}
+
+/// An engine. Any thread may call anything at any time.
+pub struct Engine {
+    this: Weak<Engine>,
+    config: Config,
+    counters: Arc<Counters>,
+    name: String,
+    registry: Arc<Registry>,
+    registrar: Registrar,
+    card: Arc<Card>,
+    fetcher: Arc<Fetcher>,
+    segments: Segments,
+    own_segment: Arc<dyn Segment>,
+    transports: RwLock<Vec<Arc<dyn Transport>>>,
+    batches: BatchTable,
+    topology: Mutex<Topology>,
+    server: Server,
+    background: Background,
+    refresher: OnceLock<Refresher>,
+    closed: AtomicBool,
+}
+
 impl Engine {
+    /// Makes an engine that peers can reach as soon as a transport is installed.
+    ///
+    /// Errors: NotImplemented for metadata servers, Socket when no port is free, Limit when the process is out of descriptors or threads.
     pub fn create(options: &EngineOptions, config: Config) -> Result<Arc<Engine>> {
-        todo!()
+        if options.metadata != PEER_TO_PEER {
+            let text = format!(
+                "metadata server '{}' cannot be used: this version knows {PEER_TO_PEER} only, by which engines find each other by address",
+                options.metadata
+            );
+            return Err(Error::new(Code::NotImplemented, text));
+        }
+        if let Err(error) = limits::raise_open_files() {
+            tracing::info!("the limit on open files stays as it is: {error}");
+        }
+        let host = match HostPort::parse(&options.server_name, config.handshake_port).host {
+            host if !host.is_empty() => host,
+            _ => find_local_address(config.use_ipv6).map(|address| address.to_string()).ok_or_else(|| {
+                let text = "no network interface is up: give the host that peers shall connect to in the server's name";
+                Error::new(Code::InvalidArgument, text)
+            })?,
+        };
+        let listener = Listener::draw(&config)?;
+        let name = HostPort { host: host.clone(), port: listener.port() }.to_string();
+        let header = SegmentHeader {
+            name: name.clone(),
+            protocol: "tcp".into(),
+            tcp_data_host: host,
+            tcp_data_port: 0,
+            tcp_proto_version: 1,
+        };
+        let counters = Arc::new(Counters::default());
+        let registry = Arc::new(Registry::new());
+        let card = Arc::new(Card::new(registry.clone(), counters.clone()));
+        let fetcher = Arc::new(Fetcher {
+            client: Client::new(&config)?,
+            counters: counters.clone(),
+            default_port: config.handshake_port,
+            own: RwLock::new(header),
+        });
+        let server = Server::start(listener, card.clone(), &config)?;
+        let engine = Arc::new_cyclic(|this| Engine {
+            this: this.clone(),
+            counters: counters.clone(),
+            name,
+            registrar: Registrar::new(registry.clone(), counters),
+            registry,
+            card,
+            segments: Segments::new(fetcher.clone()),
+            fetcher,
+            own_segment: Arc::new(OwnSegment),
+            transports: RwLock::default(),
+            batches: BatchTable::default(),
+            topology: Mutex::default(),
+            server,
+            background: Background::new("te-notify"),
+            refresher: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            config,
+        });
+        if options.auto_discover {
+            engine.discover_topology()?;
+        }
+        if options.auto_discover || engine.config.force_tcp {
+            engine.install_transport("tcp", None)?;
+        }
+        if let Some(interval) = engine.config.metadata_refresh_interval {
+            let refresher = Refresher::start(interval, engine.this.clone())?;
+            engine.refresher.get_or_init(|| refresher);
+        }
+        tracing::info!("engine {} is ready", engine.name);
+        Ok(engine)
     }
+
+    /// What the environment said when the engine was made.
     pub fn config(&self) -> &Config {
-        todo!()
+        &self.config
     }
+
+    /// What the engine has counted.
     pub fn counters(&self) -> &Counters {
-        todo!()
+        &self.counters
     }
-    /// `host:port` of the handshake channel, IPv6 in brackets.
+
+    /// `host:port` of the handshake channel, IPv6 literals in brackets. With `P2PHANDSHAKE` it is the name that peers open.
     pub fn address(&self) -> String {
-        todo!()
+        self.name.clone()
     }
-    /// Segment name that peers open.
+
+    /// Name of the own segment.
     pub fn name(&self) -> String {
-        todo!()
+        self.name.clone()
     }
+
+    fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::quiet(Code::Canceled, "the engine is being destroyed")),
+        }
+    }
+
+    /// Installs `tcp`, or does nothing if it is installed. All memory registered so far becomes known to it. On an error nothing has
+    /// changed. `topology`: a NIC priority matrix as JSON, which replaces the one at hand.
+    ///
+    /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen.
     pub fn install_transport(&self, protocol: &str, topology: Option<&str>) -> Result<()> {
-        todo!()
+        let mut transports = self.transports.write();
+        self.check_open()?;
+        if transports.iter().any(|transport| transport.protocol() == protocol) {
+            return Ok(());
+        }
+        match protocol {
+            "tcp" => {}
+            "rdma" => {
+                let text = "the rdma transport is not part of this version; install \"tcp\"";
+                return Err(Error::new(Code::NotImplemented, text));
+            }
+            other => {
+                return Err(Error::new(Code::NotImplemented, format!("there is no transport named '{other}'; install \"tcp\"")));
+            }
+        }
+        let topology = topology.map(Topology::parse).transpose()?;
+        let listener = Listener::draw_data(&self.config)?;
+        let tcp = TcpTransport::start(listener.into_std()?, self.registry.clone(), self.counters.clone(), &self.config)?;
+        let transport: Arc<dyn Transport> = tcp.clone();
+        self.registrar.attach_live(&transport)?;
+        let header = {
+            let mut own = self.fetcher.own.write();
+            own.tcp_data_port = tcp.port();
+            own.tcp_proto_version = 2;
+            own.clone()
+        };
+        if let Some(topology) = topology {
+            *self.topology.lock() = topology;
+        }
+        transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
+        transports.push(transport);
+        self.card.publish(header);
+        Ok(())
     }
+
+    /// Whether the transport is installed.
     pub fn has_transport(&self, protocol: &str) -> bool {
-        todo!()
+        self.transports.read().iter().any(|transport| transport.protocol() == protocol)
     }
+
+    /// Finds out which NICs serve which memory, for [`Engine::show_links`].
     pub fn discover_topology(&self) -> Result<()> {
-        todo!()
+        self.check_open()?;
+        *self.topology.lock() = Topology::discover();
+        Ok(())
     }
+
+    /// A description of the NICs and of what they serve, for people or as JSON.
     pub fn show_links(&self, json: bool) -> String {
-        todo!()
+        self.topology.lock().show(json)
     }
 
+    /// Registers memory with all installed transports, and with those that are installed later.
+    ///
+    /// Errors: InvalidArgument (empty, or at address 0), AddressOverlapped, and what a transport answers; then nothing has changed.
     pub fn register(&self, range: MemoryRange, options: &MemoryOptions) -> Result<()> {
-        todo!()
+        let transports = self.transports.read();
+        self.check_open()?;
+        self.registrar.register(range, &region_options(options), &transports)
     }
+
+    /// Registers all ranges or none.
     pub fn register_batch(&self, ranges: &[MemoryRange], options: &MemoryOptions) -> Result<()> {
-        todo!()
+        let transports = self.transports.read();
+        self.check_open()?;
+        self.registrar.register_batch(ranges, &region_options(options), &transports)
     }
-    pub fn unregister(&self, address: u64, publish: bool) -> Result<()> {
-        todo!()
+
+    /// Unregisters the region that starts at `address`. When it returns without an error not one byte of the region moves any more.
+    ///
+    /// `publish` is of no consequence with `P2PHANDSHAKE`. Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds:
+    /// call again.
+    pub fn unregister(&self, address: u64, _publish: bool) -> Result<()> {
+        let transports = self.transports.read();
+        self.check_open()?;
+        self.registrar.unregister(address, &transports)
     }
-    pub fn unregister_batch(&self, addresses: &[u64], publish: bool) -> Result<()> {
-        todo!()
+
+    /// Unregisters all that can be unregistered, and returns the first error.
+    pub fn unregister_batch(&self, addresses: &[u64], _publish: bool) -> Result<()> {
+        let transports = self.transports.read();
+        self.check_open()?;
+        self.registrar.unregister_batch(addresses, &transports)
     }
+
+    /// The region that contains the address, in any state in which it blocks its range.
     pub fn find_region(&self, address: u64) -> Option<RegionInfo> {
-        todo!()
+        self.registry.read(|view| view.find(address).map(RegionInfo::of))
     }
+
+    /// All live regions in the order of registration.
     pub fn regions(&self) -> Vec<RegionInfo> {
-        todo!()
+        self.registry.live().iter().map(|region| RegionInfo::of(region)).collect()
     }
 
+    /// Number of regions that block their range, in whatever state.
+    pub fn region_count(&self) -> usize {
+        self.registry.len()
+    }
+
+    /// Opens a segment by its name; leading slashes are ignored. The own name is segment 0. A name that was opened before is answered
+    /// from the cache. Asking a peer blocks for up to the handshake time-outs.
+    ///
+    /// Errors: InvalidArgument for an empty name or an engine without transports; Dns, Socket, MalformedJson, Metadata from asking.
     pub fn open_segment(&self, name: &str) -> Result<u64> {
-        todo!()
-    }
-    pub fn open_segment_fresh(&self, name: &str) -> Result<u64> {
-        todo!()
-    }
-    pub fn refresh_segment(&self, id: u64) -> Result<()> {
-        todo!()
-    }
-    pub fn refresh_all_segments(&self) -> Result<()> {
-        todo!()
-    }
-    pub fn forget_segment(&self, name: &str) -> Result<()> {
-        todo!()
-    }
-    pub fn segment_buffers(&self, id: u64) -> Result<Vec<RegionInfo>> {
-        todo!()
-    }
-    pub fn segment_name(&self, id: u64) -> Result<String> {
-        todo!()
+        let name = stripped(name)?;
+        self.check_open()?;
+        if self.transports.read().is_empty() {
+            let text = format!("cannot open segment {name}: no transport is installed; install \"tcp\" first");
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        if name == self.name {
+            return Ok(LOCAL_SEGMENT);
+        }
+        Ok(self.segments.open(name)?.id())
     }
 
+    /// Like [`Engine::open_segment`], after asking the peer anew if the name is in the cache. If that fails the old descriptor stays.
+    pub fn open_segment_fresh(&self, name: &str) -> Result<u64> {
+        self.check_open()?;
+        if let Some(segment) = self.segments.find(stripped(name)?) {
+            // The failure is logged; the segment stays usable as it is.
+            let _ = segment.refresh();
+        }
+        self.open_segment(name)
+    }
+
+    /// Asks the segment's peer for its descriptor anew.
+    pub fn refresh_segment(&self, id: u64) -> Result<()> {
+        self.check_open()?;
+        if id != LOCAL_SEGMENT {
+            self.segments.get(id)?.refresh()?;
+        }
+        Ok(())
+    }
+
+    /// Asks the peers of all opened segments anew, one after the other. Descriptors of peers that do not answer stay; each is logged.
+    pub fn refresh_all_segments(&self) -> Result<()> {
+        for segment in self.segments.all() {
+            self.check_open()?;
+            let _ = segment.refresh();
+        }
+        Ok(())
+    }
+
+    /// Forgets an opened segment: its id becomes invalid, its connections close when idle, and opening it again asks the peer.
+    /// An unknown name is no error.
+    pub fn forget_segment(&self, name: &str) -> Result<()> {
+        let name = stripped(name)?;
+        self.check_open()?;
+        if let Some(segment) = self.segments.remove(name) {
+            for transport in self.transports.read().iter() {
+                transport.forget(segment.id());
+            }
+        }
+        Ok(())
+    }
+
+    /// The segment's registered memory as far as it is known here, in the peer's order of registration.
+    pub fn segment_buffers(&self, id: u64) -> Result<Vec<RegionInfo>> {
+        self.check_open()?;
+        if id == LOCAL_SEGMENT {
+            return Ok(self.regions());
+        }
+        let info = |buffer: &crate::metadata::BufferDescriptor| RegionInfo {
+            address: buffer.address,
+            length: buffer.length,
+            location: buffer.name.clone(),
+            remote_accessible: true,
+        };
+        Ok(self.segments.get(id)?.descriptor().buffers.iter().map(info).collect())
+    }
+
+    /// The name by which the segment was opened.
+    pub fn segment_name(&self, id: u64) -> Result<String> {
+        match id {
+            LOCAL_SEGMENT => Ok(self.name()),
+            id => Ok(self.segments.get(id)?.name().to_string()),
+        }
+    }
+
+    /// Makes a batch with room for `capacity` tasks.
     pub fn allocate_batch(&self, capacity: usize) -> Result<Arc<Batch>> {
-        todo!()
+        self.check_open()?;
+        let host: Weak<dyn BatchHost> = self.this.clone();
+        let batch = self.batches.insert(|id| Batch::new(id, capacity, host, self.counters.clone()))?;
+        self.counters.batches_allocated.add(1);
+        Ok(batch)
     }
+
+    /// The batch of that id. InvalidHandle if there is none (any more).
     pub fn batch(&self, id: u64) -> Result<Arc<Batch>> {
-        todo!()
+        self.batches.get(id).ok_or_else(|| unknown_batch(id))
     }
+
+    /// Adds tasks to the batch and starts them; all or nothing. The notification, if any, goes to the first request's segment when the whole batch
+    /// has completed.
+    ///
+    /// Errors: TooManyRequests, InvalidArgument (unknown segment), NotSupportedTransport, AddressNotRegistered (local memory that is being
+    /// unregistered), Canceled.
     pub fn submit(
         &self,
         batch: &Arc<Batch>,
@@ -124,32 +427,232 @@ impl Engine {
         notification: Option<Notification>,
         options: SubmitOptions,
     ) -> Result<()> {
-        todo!()
+        self.check_open()?;
+        let transports = self.transports.read();
+        let route = |segment| self.route(&transports, segment);
+        let stall = self.config.slice_timeout.unwrap_or(self.config.tcp_status_timeout);
+        transfer::submit(batch, &self.registry, &route, requests, notification, options, stall)
     }
-    /// Code BatchBusy while a task is running.
+
+    fn route(&self, transports: &[Arc<dyn Transport>], segment: u64) -> Result<Route> {
+        let installed = |protocol: &str| transports.iter().find(|transport| transport.protocol() == protocol).cloned();
+        if segment == LOCAL_SEGMENT {
+            let transport = installed("local")
+                .ok_or_else(|| Error::new(Code::NotSupportedTransport, "no transport is installed; install \"tcp\" first"))?;
+            return Ok(Route { transport, segment: self.own_segment.clone() });
+        }
+        let segment = self.segments.get(segment)?;
+        if self.config.disable_metacache {
+            segment.refresh()?;
+        }
+        let protocols = segment.descriptor().protocols.clone();
+        let transport = protocols.iter().find_map(|protocol| installed(protocol)).ok_or_else(|| {
+            let text = format!("segment {} is reached by {}, which is not installed here", segment.name(), protocols.join(", "));
+            Error::new(Code::NotSupportedTransport, text)
+        })?;
+        Ok(Route { transport, segment })
+    }
+
+    /// Frees a batch. BatchBusy while a task is not terminal; InvalidHandle if there is no such batch.
     pub fn free_batch(&self, id: u64) -> Result<()> {
-        todo!()
-    }
-    /// Synchronous; one status per request, in order. Returns when all are terminal.
-    pub fn transfer(&self, requests: &[Request], options: SubmitOptions) -> Result<Vec<TaskStatus>> {
-        todo!()
+        if !self.batch(id)?.is_finished() {
+            let text = format!("batch {id:#x} has unfinished tasks; wait for them or cancel them first");
+            return Err(Error::quiet(Code::BatchBusy, text));
+        }
+        self.batches.remove(id).ok_or_else(|| unknown_batch(id))?;
+        self.counters.batches_freed.add(1);
+        Ok(())
     }
 
+    /// Carries out the requests and returns when all are terminal: one status for each, in order. An error means that nothing was
+    /// started.
+    pub fn transfer(
+        &self,
+        requests: &[Request],
+        notification: Option<Notification>,
+        options: SubmitOptions,
+    ) -> Result<Vec<TaskStatus>> {
+        let host: Weak<dyn BatchHost> = self.this.clone();
+        let batch = Batch::new(0, requests.len(), host, self.counters.clone());
+        self.submit(&batch, requests, notification, options)?;
+        batch.wait(None);
+        Ok((0..requests.len()).filter_map(|task| batch.task_status(task)).collect())
+    }
+
+    /// Sends a message to the engine of an opened segment and waits for its reply. The own segment works, too.
+    ///
+    /// Errors: InvalidArgument (unknown segment), Dns, Socket, MalformedJson, Metadata (refused).
     pub fn send_notification(&self, segment: u64, notification: &Notification) -> Result<()> {
-        todo!()
-    }
-    pub fn send_notification_to(&self, name: &str, notification: &Notification) -> Result<()> {
-        todo!()
-    }
-    pub fn take_notifications(&self) -> Vec<Notification> {
-        todo!()
-    }
-    pub fn probe(&self, segment: u64) -> Result<()> {
-        todo!()
+        self.check_open()?;
+        if segment == LOCAL_SEGMENT {
+            return self.card.receive(notification.clone());
+        }
+        let segment = self.segments.get(segment)?;
+        self.notify_peer(segment.address(), notification)
     }
 
-    /// Cancels everything, wakes waiters, stops the threads; later calls answer Canceled. Bounded by `limit` for what must drain.
-    pub fn shutdown(&self, limit: Duration) {
-        todo!()
+    fn notify_peer(&self, peer: &HostPort, notification: &Notification) -> Result<()> {
+        self.fetcher.client.notify(peer, notification)?;
+        self.counters.notifications_sent.add(1);
+        Ok(())
+    }
+
+    /// Like [`Engine::send_notification`], to a name that need not be opened.
+    pub fn send_notification_to(&self, name: &str, notification: &Notification) -> Result<()> {
+        let name = stripped(name)?;
+        self.check_open()?;
+        if name == self.name {
+            return self.card.receive(notification.clone());
+        }
+        self.notify_peer(&HostPort::parse(name, self.config.handshake_port), notification)
+    }
+
+    /// Takes all messages that have arrived, in order of arrival.
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        self.card.take_notifications()
+    }
+
+    /// Asks whether the segment's engine is alive.
+    pub fn probe(&self, segment: u64) -> Result<()> {
+        self.check_open()?;
+        match segment {
+            LOCAL_SEGMENT => Ok(()),
+            segment => self.fetcher.client.probe(self.segments.get(segment)?.address()),
+        }
+    }
+
+    /// Ends everything: requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
+    /// answer Canceled. When it returns no byte moves any more.
+    pub fn shutdown(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(refresher) = self.refresher.get() {
+            refresher.order_stop();
+        }
+        self.fetcher.client.cancel();
+        self.server.stop();
+        let reason = Error::quiet(Code::Canceled, "the engine was destroyed");
+        // A submission may hold the list while it waits for nothing but locks; an installation sees `closed` when it is done.
+        let transports = std::mem::take(&mut *self.transports.write());
+        for transport in transports {
+            transport.shutdown(reason.clone());
+        }
+        self.background.close();
+        if let Some(refresher) = self.refresher.get() {
+            refresher.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl BatchHost for Engine {
+    fn sweep_cancelled(&self) {
+        for transport in self.transports.read().iter() {
+            transport.cancel();
+        }
+    }
+
+    fn send_notifications(&self, messages: Vec<(u64, Notification)>, after: Box<dyn Send>) {
+        let this = self.this.clone();
+        // If the job never runs it is dropped, and `after` with it.
+        let _ = self.background.run(move || {
+            for (segment, notification) in messages {
+                if let Some(engine) = this.upgrade() {
+                    // The failure is logged where it is found; the transfer itself has succeeded.
+                    let _ = engine.send_notification(segment, &notification);
+                }
+            }
+            drop(after);
+        });
+    }
+}
+
+fn region_options(options: &MemoryOptions) -> RegionOptions {
+    RegionOptions { location: options.location.clone(), remote_accessible: options.remote_accessible, counted: options.counted }
+}
+
+fn stripped(name: &str) -> Result<&str> {
+    match name.trim_start_matches('/') {
+        "" => Err(Error::new(Code::InvalidArgument, "the segment's name is empty")),
+        name => Ok(name),
+    }
+}
+
+fn unknown_batch(id: u64) -> Error {
+    Error::new(Code::InvalidHandle, format!("there is no batch {id:#x}: it was freed, or belongs to another engine"))
+}
+
+/// The own segment, for [`LocalTransport`], which needs nothing of it.
+struct OwnSegment;
+
+impl Segment for OwnSegment {
+    fn id(&self) -> u64 {
+        LOCAL_SEGMENT
+    }
+
+    fn descriptor(&self) -> Arc<SegmentDescriptor> {
+        Arc::default()
+    }
+
+    fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
+        Ok(self.descriptor())
+    }
+
+    fn host(&self) -> Result<String> {
+        Ok(String::new())
+    }
+}
+
+/// The thread that asks peers anew at intervals.
+struct Refresher {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Refresher {
+    fn start(interval: Duration, engine: Weak<Engine>) -> Result<Refresher> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let ordered = stop.clone();
+        let run = move || {
+            loop {
+                {
+                    let mut stopped = ordered.0.lock();
+                    if !*stopped {
+                        ordered.1.wait_for(&mut stopped, interval);
+                    }
+                    if *stopped {
+                        return;
+                    }
+                }
+                match engine.upgrade() {
+                    Some(engine) => drop(engine.refresh_all_segments()),
+                    None => return,
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("te-refresh".into())
+            .spawn(run)
+            .map_err(|error| Error::new(Code::Limit, format!("cannot start a thread: {error}; check ulimit -u")))?;
+        Ok(Refresher { stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    fn order_stop(&self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+    }
+
+    fn join(&self) {
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
     }
 }

@@ -307,8 +307,9 @@ mod tests {
         fn describe(&self) -> Option<Vec<Arc<str>>> {
             self.descriptor.clone().map(|text| vec![text])
         }
-        fn notify(&self, notification: Notification) {
+        fn notify(&self, notification: Notification) -> bool {
             self.notifications.lock().push(notification);
+            true
         }
         fn connect(&self, _: &Value) -> Option<Value> {
             None

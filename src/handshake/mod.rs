@@ -32,8 +32,8 @@ pub trait Service: Send + Sync {
     /// The own descriptor as pieces of JSON text to be sent one after the other. `None`: there is none yet; peers are told `null`.
     fn describe(&self) -> Option<Vec<Arc<str>>>;
 
-    /// A notification has arrived. The sender is told of success when this returns.
-    fn notify(&self, notification: Notification);
+    /// A notification has arrived. True: the sender is told of success; false: that it was refused.
+    fn notify(&self, notification: Notification) -> bool;
 
     /// An RDMA connection request, a JSON object, is answered by a JSON object. `None`: there is no RDMA here, and the peer gets the
     /// reply that has all members and says nothing.

@@ -37,6 +37,7 @@ use crate::sys::event::EventFd;
 /// What a peer without RDMA answers to a connection request.
 const EMPTY_CONNECTION: &str = "{\"local_gid\":\"\",\"local_lid\":0,\"local_nic_path\":\"\",\"payload\":\"\",\"peer_nic_path\":\"\",\"qp_num\":[],\"reply_msg\":\"\"}\n";
 const NOTIFY_SUCCESS: &str = "{\"name\":\"\",\"notify_msg\":\"success\"}\n";
+const NOTIFY_REFUSED: &str = "{\"name\":\"\",\"notify_msg\":\"\"}\n";
 const PROBE_SUCCESS: &str = "{\"status\":\"success\"}\n";
 const NULL: &str = "null\n";
 
@@ -459,8 +460,7 @@ fn answer_request(service: &dyn Service, kind: Kind, text: &[u8]) -> Option<Vec<
             let mut members = parse_members(text)?;
             let notification =
                 Notification { name: take_text(&mut members, "name")?, message: take_text(&mut members, "notify_msg")? };
-            service.notify(notification);
-            Some(text_of(NOTIFY_SUCCESS))
+            Some(text_of(if service.notify(notification) { NOTIFY_SUCCESS } else { NOTIFY_REFUSED }))
         }
         Kind::Probe => Some(text_of(PROBE_SUCCESS)),
     }
@@ -506,12 +506,14 @@ mod tests {
         fn describe(&self) -> Option<Vec<Arc<str>>> {
             self.descriptor.clone()
         }
-        fn notify(&self, notification: Notification) {
+        fn notify(&self, notification: Notification) -> bool {
             match &*notification.name {
                 "panic" => panic!("as the test wants it"),
                 "stop" => self.server.wait().stop(),
+                "refuse" => return false,
                 _ => self.notifications.lock().push(notification),
             }
+            true
         }
         fn connect(&self, request: &Value) -> Option<Value> {
             request.get("mirror").cloned()

@@ -47,8 +47,10 @@ impl Registrar {
 
     /// Registers all ranges or none. Ranges may come in any order and are published in it; overlaps among them are refused, too.
     pub fn register_batch(&self, ranges: &[MemoryRange], options: &RegionOptions, transports: &[Arc<dyn Transport>]) -> Result<()> {
-        let reservations =
-            self.registry.reserve_batch(ranges, options).inspect_err(|_| self.counters.registrations_refused.add(ranges.len() as u64))?;
+        let reservations = self
+            .registry
+            .reserve_batch(ranges, options)
+            .inspect_err(|_| self.counters.registrations_refused.add(ranges.len() as u64))?;
         let (mut new, mut counted) = (Vec::with_capacity(ranges.len()), Vec::new());
         for reservation in reservations {
             match reservation {
@@ -85,7 +87,9 @@ impl Registrar {
             Ok(()) => self.registry.abandon(std::slice::from_ref(region)),
             Err(error) => {
                 let (address, length) = (region.range().address(), region.range().length());
-                tracing::error!("[{address:#x}, +{length}) stays blocked: its registration failed ({cause}), and undoing it as well ({error})");
+                tracing::error!(
+                    "[{address:#x}, +{length}) stays blocked: its registration failed ({cause}), and undoing it as well ({error})"
+                );
                 self.registry.quarantine(region);
             }
         }

@@ -135,7 +135,8 @@ impl<'a> View<'a> {
         let mut guards = Vec::new();
         let mut next = range.length().checked_sub(1).map(|last| range.address() + last);
         while let Some(address) = next {
-            let Some(entry) = self.hint.get().filter(|hint| hint.range().contains(address, 1)).or_else(|| self.pinned.predecessor(address))
+            let Some(entry) =
+                self.hint.get().filter(|hint| hint.range().contains(address, 1)).or_else(|| self.pinned.predecessor(address))
             else {
                 break;
             };

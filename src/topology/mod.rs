@@ -47,9 +47,7 @@ impl Topology {
     pub fn show(&self, json: bool) -> String {
         let nics = self.nics();
         if json {
-            let nic = |name: &&str| {
-                serde_json::json!({"device": name, "numa": -1, "gid": "", "gid_index": -1, "port": 0, "speed_gbps": 0, "source": "topology"})
-            };
+            let nic = |name: &&str| serde_json::json!({"device": name, "numa": -1, "gid": "", "gid_index": -1, "port": 0, "speed_gbps": 0, "source": "topology"});
             let matrix = if self.matrix.is_empty() { serde_json::Value::Null } else { serde_json::json!(self.matrix) };
             let shown = serde_json::json!({"local_nics": nics.iter().map(nic).collect::<Vec<_>>(), "topology": matrix});
             return format!("{shown:#}");

@@ -273,7 +273,12 @@ impl Batch {
         let first = submissions.last().map_or(0, |last| last.first + last.tasks.len());
         let room = self.capacity - first;
         if requests.len() > room {
-            let text = format!("batch {:#x} has room for {room} of its {} tasks, {} were submitted", self.id, self.capacity, requests.len());
+            let text = format!(
+                "batch {:#x} has room for {room} of its {} tasks, {} were submitted",
+                self.id,
+                self.capacity,
+                requests.len()
+            );
             return Err(Error::new(Code::TooManyRequests, text));
         }
         self.counters.tasks_submitted.add(requests.len() as u64);
@@ -382,7 +387,10 @@ impl Batch {
     pub fn event_fd(&self) -> Result<i32> {
         if self.event.get().is_none() {
             let event = EventFd::new().map_err(|error| {
-                Error::new(Code::Limit, format!("cannot make an event descriptor: {error}; raise the limit on open files (ulimit -n)"))
+                Error::new(
+                    Code::Limit,
+                    format!("cannot make an event descriptor: {error}; raise the limit on open files (ulimit -n)"),
+                )
             })?;
             let _ = self.event.set(event);
         }

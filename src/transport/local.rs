@@ -26,7 +26,10 @@ impl LocalTransport {
     fn copy(&self, slice: &Slice) -> Result<()> {
         let (address, length) = (slice.remote_address, slice.local.length());
         let refuse = |why: &str| {
-            Error::new(Code::AddressNotRegistered, format!("own memory [{address:#x}, +{length}) is {why}; register it for remote access"))
+            Error::new(
+                Code::AddressNotRegistered,
+                format!("own memory [{address:#x}, +{length}) is {why}; register it for remote access"),
+            )
         };
         let guards = self.registry.read(|view| view.acquire(address, length, Access::Remote)).map_err(|refusal| match refusal {
             Refusal::NotRegistered => refuse("not (all) registered"),

@@ -419,7 +419,8 @@ impl Lane {
                 Err(error) => self.close(state, Ended::ByPeer(error.to_string()), effects),
             }
         }
-        if state.phase == Phase::Open && self.version == Version::V1 && state.started > 0 && state.queue[0].opcode == Opcode::Write {
+        if state.phase == Phase::Open && self.version == Version::V1 && state.started > 0 && state.queue[0].opcode == Opcode::Write
+        {
             // No status will come; the peer's own end is the answer. If the connection is gone, reading would answer with a clean end.
             if let Err(error) = self.socket.shutdown(std::net::Shutdown::Write) {
                 self.close(state, Ended::ByPeer(error.to_string()), effects);
@@ -657,7 +658,8 @@ impl Lane {
                     effects.finished.push((work, Err(error)));
                 }
                 let half_sent = exchange.sent > 0 && !exchange.is_sent();
-                must_drain |= half_sent || (exchange.opcode == Opcode::Read && exchange.sent > 0 && exchange.length > DISCARD_BYTES);
+                must_drain |=
+                    half_sent || (exchange.opcode == Opcode::Read && exchange.sent > 0 && exchange.length > DISCARD_BYTES);
             }
         }
         state.queue.retain(|exchange| {
@@ -685,7 +687,9 @@ impl Lane {
                 Ended::Connecting(_) | Ended::Refused => effects.returned.push(work),
                 Ended::Here(_) if exchange.sent == 0 || exchange.opcode == Opcode::Read => effects.returned.push(work),
                 Ended::Here(error) => effects.finished.push((work, Err(error()))),
-                Ended::ByPeer(_) if exchange.sent == 0 || (position > 0 && self.version == Version::V2) => effects.returned.push(work),
+                Ended::ByPeer(_) if exchange.sent == 0 || (position > 0 && self.version == Version::V2) => {
+                    effects.returned.push(work)
+                }
                 Ended::ByPeer(reason) => {
                     work.attempts += 1;
                     if work.attempts < ATTEMPTS && self.version == Version::V2 {

@@ -182,13 +182,19 @@ pub struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Starts the I/O threads and serves `listener`, which must not be blocking.
+    /// Starts the I/O threads and serves `listener`.
     ///
     /// Fails when the process has no descriptor or thread left.
-    pub fn start(listener: TcpListener, registry: Arc<Registry>, counters: Arc<Counters>, config: &Config) -> Result<Arc<TcpTransport>> {
+    pub fn start(
+        listener: TcpListener,
+        registry: Arc<Registry>,
+        counters: Arc<Counters>,
+        config: &Config,
+    ) -> Result<Arc<TcpTransport>> {
         let limit = |what: &str, error: std::io::Error| {
             Error::new(Code::Limit, format!("cannot start the TCP transport: {what}: {error}; check ulimit -n and ulimit -u"))
         };
+        listener.set_nonblocking(true).map_err(|error| limit("the listener", error))?;
         let port = listener.local_addr().map_err(|error| limit("no local address", error))?.port();
         let mut loops = Vec::new();
         for _ in 0..config.tcp_io_threads.max(1) {
@@ -216,7 +222,8 @@ impl TcpTransport {
             acceptor: OnceLock::new(),
             closing: OnceLock::new(),
         });
-        let acceptor = Acceptor::start(&shared, listener, &shared.loops[0]).map_err(|error| limit("cannot wait for peers", error))?;
+        let acceptor =
+            Acceptor::start(&shared, listener, &shared.loops[0]).map_err(|error| limit("cannot wait for peers", error))?;
         shared.acceptor.get_or_init(|| Arc::downgrade(&acceptor));
         let transport = TcpTransport { shared, acceptor, port, threads: Mutex::default() };
         for (number, io_loop) in transport.shared.loops.iter().enumerate() {

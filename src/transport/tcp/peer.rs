@@ -245,7 +245,9 @@ impl Peer {
         })?;
         let addresses: Vec<SocketAddr> = (host.as_str(), port)
             .to_socket_addrs()
-            .map_err(|error| Error::new(Code::Dns, format!("{self}: cannot resolve {host}: {error}; check the name and the resolver")))?
+            .map_err(|error| {
+                Error::new(Code::Dns, format!("{self}: cannot resolve {host}: {error}; check the name and the resolver"))
+            })?
             .collect();
         if addresses.is_empty() {
             return Err(Error::new(Code::Dns, format!("{self}: {host} has no address; check the name and the resolver")));
@@ -458,7 +460,11 @@ impl Peer {
     fn cannot_connect(&self, address: SocketAddr, error: &io::Error) -> Error {
         let limit = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
         let code = if limit { Code::Limit } else { Code::Socket };
-        let advice = if limit { "raise the limit on open files (ulimit -n)" } else { "check that the peer runs and that its data port is reachable" };
+        let advice = if limit {
+            "raise the limit on open files (ulimit -n)"
+        } else {
+            "check that the peer runs and that its data port is reachable"
+        };
         Error::new(code, format!("{self}: cannot connect to its data port {address}: {error}; {advice}"))
     }
 

@@ -166,7 +166,8 @@ pub(super) struct Connection {
 impl Connection {
     fn start(shared: &Arc<Shared>, stream: std::net::TcpStream) {
         let socket = Socket::from(stream);
-        let ready = socket.set_nonblocking(true).and_then(|()| socket.set_tcp_nodelay(true)).and_then(|()| socket.set_keepalive(true));
+        let ready =
+            socket.set_nonblocking(true).and_then(|()| socket.set_tcp_nodelay(true)).and_then(|()| socket.set_keepalive(true));
         if let Err(error) = ready {
             tracing::info!("cannot prepare a data connection: {error}");
             return;
@@ -445,7 +446,11 @@ impl Connection {
             "refused a {what} of [{:#x}, +{}) by {}: the range is {why}",
             header.address,
             header.length,
-            self.socket.peer_addr().ok().and_then(|address| address.as_socket()).map_or("a peer".into(), |address| address.to_string())
+            self.socket
+                .peer_addr()
+                .ok()
+                .and_then(|address| address.as_socket())
+                .map_or("a peer".into(), |address| address.to_string())
         ));
         match header.version {
             Version::V1 => Step::Close,
@@ -498,7 +503,12 @@ impl Connection {
                     version: incoming.version,
                 };
                 state.incoming = None;
-                self.refuse(shared, state, header, "registered but cannot be written: it was unmapped or protected before it was unregistered")
+                self.refuse(
+                    shared,
+                    state,
+                    header,
+                    "registered but cannot be written: it was unmapped or protected before it was unregistered",
+                )
             }
             Err(_) => Step::Close,
         }

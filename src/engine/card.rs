@@ -1,0 +1,85 @@
+//! What peers see of an engine: its descriptor and its letter box.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::{Code, Error, Result};
+use crate::handshake::{Notification, Service};
+use crate::metadata::SegmentHeader;
+use crate::registry::Registry;
+use crate::telemetry::Counters;
+
+/// Most messages, and most bytes of messages, that are kept for an application that does not take them.
+const LETTERS: usize = 1 << 20;
+const LETTER_BYTES: usize = 256 << 20;
+
+#[derive(Default)]
+struct Letters {
+    letters: Vec<Notification>,
+    bytes: usize,
+}
+
+/// Answers the handshake channel.
+pub(super) struct Card {
+    registry: Arc<Registry>,
+    counters: Arc<Counters>,
+    /// `None` until a transport is installed.
+    header: RwLock<Option<SegmentHeader>>,
+    letters: Mutex<Letters>,
+}
+
+impl Card {
+    pub fn new(registry: Arc<Registry>, counters: Arc<Counters>) -> Card {
+        Card { registry, counters, header: RwLock::default(), letters: Mutex::default() }
+    }
+
+    /// Shows peers a descriptor with this header from now on.
+    pub fn publish(&self, header: SegmentHeader) {
+        *self.header.write() = Some(header);
+    }
+
+    /// Keeps a message for the application.
+    pub fn receive(&self, notification: Notification) -> Result<()> {
+        let size = notification.name.len() + notification.message.len();
+        let mut letters = self.letters.lock();
+        if letters.letters.len() >= LETTERS || letters.bytes + size > LETTER_BYTES {
+            let (count, bytes) = (letters.letters.len(), letters.bytes);
+            drop(letters);
+            let text = format!(
+                "a notification was refused: {count} of {bytes} bytes wait already; take them (getNotifsFromEngine, te_take_notifications)"
+            );
+            return Err(Error::new(Code::Limit, text));
+        }
+        letters.bytes += size;
+        letters.letters.push(notification);
+        self.counters.notifications_received.add(1);
+        Ok(())
+    }
+
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        std::mem::take(&mut *self.letters.lock()).letters
+    }
+}
+
+impl Service for Card {
+    fn describe(&self) -> Option<Vec<Arc<str>>> {
+        let header = self.header.read();
+        let header = header.as_ref()?;
+        // Memory that is not for peers is not their business.
+        let encode = |region: &crate::registry::Region, out: &mut String| {
+            if region.remote_accessible() {
+                header.encode_buffer(region, out);
+            }
+        };
+        Some(header.assemble(self.registry.published(&encode)))
+    }
+
+    fn notify(&self, notification: Notification) -> bool {
+        self.receive(notification).is_ok()
+    }
+
+    fn connect(&self, _request: &serde_json::Value) -> Option<serde_json::Value> {
+        None
+    }
+}
