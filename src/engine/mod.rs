@@ -13,6 +13,8 @@
 
 mod card;
 mod segments;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -131,10 +133,14 @@ impl Engine {
         }
         let host = match HostPort::parse(&options.server_name, config.handshake_port).host {
             host if !host.is_empty() => host,
-            _ => find_local_address(config.use_ipv6).map(|address| address.to_string()).ok_or_else(|| {
-                let text = "no network interface is up: give the host that peers shall connect to in the server's name";
-                Error::new(Code::InvalidArgument, text)
-            })?,
+            _ => match find_local_address(config.use_ipv6) {
+                Some(address) => address.to_string(),
+                None => {
+                    let loopback = if config.use_ipv6 { "::1" } else { "127.0.0.1" };
+                    tracing::warn!("no network interface is up: only this machine can reach the engine, at {loopback}; give a host otherwise");
+                    loopback.into()
+                }
+            },
         };
         let listener = Listener::draw(&config)?;
         let name = HostPort { host: host.clone(), port: listener.port() }.to_string();

@@ -159,7 +159,7 @@ mod tests {
         let background = Background::new("test");
         let (release, blocked) = mpsc::channel::<()>();
         let (done, result) = mpsc::channel();
-        assert!(background.run(move || drop(blocked.recv())).is_ok());
+        assert!(background.run(move || _ = blocked.recv()).is_ok());
         assert!(background.run(move || done.send(()).unwrap()).is_ok());
         result.recv_timeout(Duration::from_secs(30)).unwrap();
         drop(release);
