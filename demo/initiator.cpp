@@ -11,9 +11,10 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <functional>
+#include <optional>
 #include <sstream>
 #include <thread>
+#include <type_traits>
 
 namespace {
 
@@ -321,7 +322,7 @@ void run_initiator() {
     std::printf("transfer engine %s: initiator and target, P2PHANDSHAKE, TCP on loopback\n\n", te_version());
 
     TargetProcess target;
-    Cost register_cost = step("the target registers 8,192 regions one by one and an arena of 512 MiB",
+    Cost register_cost = step("the target fills its memory, registers 8,192 regions one by one and 512 MiB",
                               [&] { return parse_cost(target.read_line()); });
     std::string address = target.read_line();
     std::optional<Initiator> opened;

@@ -23,12 +23,13 @@ int main(int argc, char **argv) {
     } else { /* The initiator: writes to the target that its argument names, and tells it. */
         const char text[] = "Hello from the other process";
         te_segment peer;
-        te_memory_region target = {sizeof target};
+        te_memory_region target = {.struct_size = sizeof target};
         size_t count;
-        te_transfer_options options = {sizeof options, 0, 0, "greeting", ""};
+        te_transfer_options options = {.struct_size = sizeof options, .notify_name = "greeting", .notify_message = ""};
         DO(te_open_segment(engine, argv[1], &peer));
         DO(te_list_segment_memory(engine, peer, &target, sizeof target, 1, &count));
-        te_transfer_request request = {TE_WRITE, 0, (void *)text, peer, target.addr, sizeof text};
+        te_transfer_request request = {
+            .opcode = TE_WRITE, .local = (void *)text, .segment = peer, .remote_addr = target.addr, .length = sizeof text};
         DO(te_batch_transfer(engine, &request, sizeof request, 1, &options, NULL, 0));
     }
     DO(te_engine_destroy(engine));

@@ -6,9 +6,9 @@
 
 int main(void) {
     static char source[64] = "moved", target[64];
-    te_engine_options options = {0};
+    static te_engine_options options;
     te_engine *engine;
-    te_transfer_request request = {0};
+    static te_transfer_request request;
     options.struct_size = sizeof options;
     options.server_name = "127.0.0.1";
     if (te_engine_create(&options, &engine) != 0) goto failed;

@@ -22,7 +22,7 @@ if blocks != [source.read_text()]:
 os.makedirs(directory, exist_ok=True)
 program = f"{directory}/hello"
 subprocess.run(
-    [compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", source, f"-I{prefix}/include", f"-L{prefix}/lib",
+    [compiler, "-std=gnu99", "-Wall", "-Wextra", "-Werror", "-pedantic", source, f"-I{prefix}/include", f"-L{prefix}/lib",
      "-ltransfer_engine", "-o", program],
     check=True,
 )

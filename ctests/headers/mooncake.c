@@ -12,8 +12,8 @@
 
 int use_mooncake(void);
 int use_mooncake(void) {
-    struct transfer_request request = {0};
-    transfer_status_t status = {0};
+    static struct transfer_request request;
+    static transfer_status_t status;
     batch_id_t batch = INVALID_BATCH;
     segment_handle_t segment = LOCAL_SEGMENT;
     request.opcode = OPCODE_WRITE;

@@ -4,7 +4,7 @@
 
 int use_te(void);
 int use_te(void) {
-    te_transfer_request request = {0};
+    static te_transfer_request request;
     request.opcode = TE_WRITE;
     return te_version() != 0 && request.segment == TE_LOCAL_SEGMENT && TE_STATE_COMPLETED == 4;
 }
