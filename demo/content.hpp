@@ -50,7 +50,8 @@ inline void fill(unsigned char* memory, std::uint64_t seed, std::size_t offset, 
 }
 
 // What is wrong with the first wrong byte, if any.
-inline std::optional<std::string> find_difference(const unsigned char* memory, std::uint64_t seed, std::size_t offset, std::size_t length) {
+inline std::optional<std::string> find_difference(const unsigned char* memory, std::uint64_t seed, std::size_t offset,
+                                                  std::size_t length) {
     std::optional<std::string> difference;
     for_each_word(seed, offset, length, [&](std::size_t at, const unsigned char* bytes, std::size_t count) {
         if (difference || std::memcmp(memory + at, bytes, count) == 0) return;

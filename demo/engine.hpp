@@ -90,7 +90,8 @@ public:
     // What the peer has registered, in the order of its registrations.
     std::vector<te_memory_region> regions(te_segment segment) const {
         std::size_t count = 0;
-        check(te_list_segment_memory(get(), segment, nullptr, sizeof(te_memory_region), 0, &count), "cannot list the peer's memory");
+        check(te_list_segment_memory(get(), segment, nullptr, sizeof(te_memory_region), 0, &count),
+              "cannot list the peer's memory");
         std::vector<te_memory_region> regions(count);
         check(te_list_segment_memory(get(), segment, regions.data(), sizeof(te_memory_region), regions.size(), &count),
               "cannot list the peer's memory");

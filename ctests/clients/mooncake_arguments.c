@@ -1,4 +1,4 @@
-/* transfer_engine_c.h: what needs no second process: both error polarities, null and dead handles, memory, text buffers, shutdown. */
+/* transfer_engine_c.h: what needs no second process: both error polarities, null and dead handles, memory, texts, shutdown. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <transfer_engine_c.h>

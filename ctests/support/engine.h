@@ -18,7 +18,8 @@ static inline te_engine *create_engine(void) {
     return engine;
 }
 
-static inline te_transfer_request make_request(te_opcode opcode, void *local, te_segment segment, uint64_t remote_addr, uint64_t length) {
+static inline te_transfer_request make_request(te_opcode opcode, void *local, te_segment segment, uint64_t remote_addr,
+                                               uint64_t length) {
     te_transfer_request request;
     memset(&request, 0, sizeof request);
     request.opcode = opcode;
@@ -30,7 +31,8 @@ static inline te_transfer_request make_request(te_opcode opcode, void *local, te
 }
 
 /* One transfer, synchronous, with the engine's defaults. */
-static inline te_status transfer(te_engine *engine, te_opcode opcode, void *local, te_segment segment, uint64_t remote_addr, uint64_t length) {
+static inline te_status transfer(te_engine *engine, te_opcode opcode, void *local, te_segment segment, uint64_t remote_addr,
+                                 uint64_t length) {
     te_transfer_request request = make_request(opcode, local, segment, remote_addr, length);
     return te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0);
 }
