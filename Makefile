@@ -1,0 +1,157 @@
+# The commands of this repository. "make help" lists them.
+
+CARGO ?= cargo
+# Absolute, because the tests run cargo from other directories.
+export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+RELEASE := $(CARGO_TARGET_DIR)/release
+
+BUILD := $(CURDIR)/build
+STAGE := $(BUILD)/stage
+
+# Where "make install" puts things. LIBDIR may be what the distribution uses, such as /usr/lib/x86_64-linux-gnu.
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+BINDIR := $(PREFIX)/bin
+INCLUDEDIR := $(PREFIX)/include
+DOCDIR := $(PREFIX)/share/doc/transfer-engine
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
+# What a program that links the static library needs besides, in the order of "rustc --print native-static-libs".
+STATIC_LIBRARIES := gcc_s util rt pthread m dl c
+
+SOURCES := Cargo.toml Cargo.lock build.rs $(shell find src te/src te/Cargo.toml -type f)
+ARTEFACTS := $(addprefix $(RELEASE)/,libtransfer_engine.so libtransfer_engine.a te)
+HEADERS := include/te.h include/transfer_engine_c.h
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help build demo install uninstall stage clean setup-test lint unit loom ctests interop \
+	test test-sanitize test-miri test-all
+
+help:
+	@echo 'make                 build the release library and the program te'
+	@echo 'make demo            build everything and move data between two processes of a small C++ engine'
+	@echo 'make install         install under PREFIX=$(PREFIX) (also DESTDIR, LIBDIR)'
+	@echo 'make uninstall       remove what install put there; same variables'
+	@echo 'make test            format, lints, unit and model tests, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
+	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers'
+	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
+	@echo 'make test-all        all of these'
+	@echo 'make clean           remove build/ and target/'
+
+build:
+	$(CARGO) build --release --locked --workspace
+
+# Only when a source is newer than what was built: "sudo make install" must not need cargo.
+$(ARTEFACTS) &: $(SOURCES)
+	$(CARGO) build --release --locked --workspace
+	@touch $(ARTEFACTS)
+
+# --- install -----------------------------------------------------------------------------------------------------------------
+
+PREFIX_FROM_LIBDIR = $(shell realpath -m --relative-to='$(LIBDIR)' '$(PREFIX)')
+fill = sed -e 's|@VERSION@|$(VERSION)|g' \
+	-e 's|@PREFIX_FROM_LIBDIR@|$(PREFIX_FROM_LIBDIR)|g' \
+	-e 's|@STATIC_LINK_FLAGS@|$(addprefix -l,$(STATIC_LIBRARIES))|g' \
+	-e 's|@STATIC_LIBRARIES@|$(subst $(eval ) ,;,$(STATIC_LIBRARIES))|g'
+
+INSTALLED := \
+	$(LIBDIR)/libtransfer_engine.so $(LIBDIR)/libtransfer_engine.a \
+	$(LIBDIR)/cmake/TransferEngine/TransferEngineConfig.cmake \
+	$(LIBDIR)/cmake/TransferEngine/TransferEngineConfigVersion.cmake \
+	$(LIBDIR)/cmake/TransferEngine/TransferEngineTargets.cmake \
+	$(LIBDIR)/pkgconfig/transfer_engine.pc \
+	$(patsubst include/%,$(INCLUDEDIR)/%,$(HEADERS)) \
+	$(BINDIR)/te $(DOCDIR)/LICENSE
+
+install: $(ARTEFACTS)
+	install -d '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(INCLUDEDIR)' \
+		'$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(DOCDIR)'
+	install -p -m 755 $(RELEASE)/libtransfer_engine.so '$(DESTDIR)$(LIBDIR)/'
+	install -p -m 644 $(RELEASE)/libtransfer_engine.a '$(DESTDIR)$(LIBDIR)/'
+	install -p -m 755 $(RELEASE)/te '$(DESTDIR)$(BINDIR)/'
+	install -p -m 644 $(HEADERS) '$(DESTDIR)$(INCLUDEDIR)/'
+	install -p -m 644 LICENSE '$(DESTDIR)$(DOCDIR)/'
+	for file in Config ConfigVersion Targets; do \
+		$(fill) cmake/TransferEngine$$file.cmake.in > '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine/'TransferEngine$$file.cmake || exit 1; \
+	done
+	$(fill) cmake/transfer_engine.pc.in > '$(DESTDIR)$(LIBDIR)/pkgconfig/transfer_engine.pc'
+
+uninstall:
+	rm -f $(foreach file,$(INSTALLED),'$(DESTDIR)$(file)')
+	-rmdir --ignore-fail-on-non-empty '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine' '$(DESTDIR)$(DOCDIR)'
+
+# What the demo and the tests use: never the build tree.
+stage: build
+	@rm -rf $(STAGE)
+	@$(MAKE) --no-print-directory -s install PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR=
+	@echo 'Installed into $(STAGE)'
+
+clean:
+	rm -rf $(BUILD) $(CARGO_TARGET_DIR)
+
+# --- demo --------------------------------------------------------------------------------------------------------------------
+
+demo:
+	@scripts/setup demo
+	@$(MAKE) --no-print-directory stage
+	cmake -S demo -B $(BUILD)/demo -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(STAGE)
+	cmake --build $(BUILD)/demo
+	$(BUILD)/demo/demo
+
+# --- tests -------------------------------------------------------------------------------------------------------------------
+
+test: setup-test lint unit loom ctests interop
+	@echo 'make test: passed'
+
+test-all: test test-sanitize test-miri
+	@echo 'make test-all: passed'
+
+setup-test:
+	@scripts/setup test
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+unit:
+	$(CARGO) test --locked --workspace
+
+# Every interleaving of in-flight guards against draining. A target directory of its own: the flag changes every crate.
+# A filter that matches nothing would pass, so here and below the tests are listed first.
+loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --lib in_flight
+loom:
+	$(loom_test) -- --list | grep ': test$$'
+	$(loom_test)
+
+ctest = ctest --output-on-failure --no-tests=error --parallel 2
+configure_ctests = cmake -S ctests -DCMAKE_PREFIX_PATH=$(STAGE) -DCARGO=$(shell command -v $(CARGO))
+
+ctests: stage
+	$(configure_ctests) -B $(BUILD)/ctests
+	cmake --build $(BUILD)/ctests --parallel 2
+	cd $(BUILD)/ctests && $(ctest)
+
+interop: stage
+	tests/interop/run $(STAGE)/lib/libtransfer_engine.so
+
+# The library itself is the ordinary one; the sanitizers watch what crosses its boundary and what the C side does with it.
+test-sanitize: setup-test stage
+	$(configure_ctests) -B $(BUILD)/ctests-address -DSANITIZE=address,undefined
+	cmake --build $(BUILD)/ctests-address --parallel 2
+	cd $(BUILD)/ctests-address && $(ctest) -L client
+	$(configure_ctests) -B $(BUILD)/ctests-thread -DSANITIZE=thread
+	cmake --build $(BUILD)/ctests-thread --parallel 2
+	cd $(BUILD)/ctests-thread && $(ctest) -L client
+
+# Tree borrows, because crossbeam-epoch itself stops under miri's default rules; leaks are its garbage that nobody collects at exit.
+miri_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
+	MIRIFLAGS='-Zmiri-tree-borrows -Zmiri-ignore-leaks -Zmiri-disable-isolation -Zmiri-permissive-provenance' \
+	$(CARGO) +nightly miri test --locked --lib registry::
+test-miri:
+	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
+		set -ex; $(miri_test) -- --list | grep ': test$$'; $(miri_test); \
+	else \
+		echo 'test-miri: skipped, no nightly toolchain with miri here (rustup component add miri --toolchain nightly)'; \
+	fi

@@ -1,0 +1,272 @@
+/* te.h: what is refused, and that refusing is all that happens: null and hostile pointers, dead handles, odd sizes, fork. */
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+static void versions_and_names(void) {
+    CHECK(strcmp(te_version(), TE_TEST_VERSION) == 0);
+    CHECK(strcmp(te_status_name(0), "TE_OK") == 0);
+    CHECK(strcmp(te_status_name(TE_ERR_ADDRESS_OVERLAPPED), "TE_ERR_ADDRESS_OVERLAPPED") == 0);
+    CHECK(te_status_name(-123456) != NULL && te_status_name(123456) != NULL);
+}
+
+static void *last_error_of_new_thread(void *unused) {
+    (void)unused;
+    CHECK(strcmp(te_last_error(), "") == 0);
+    return NULL;
+}
+
+static void last_error_belongs_to_its_thread(void) {
+    pthread_t thread;
+    REFUSED(te_engine_create(NULL, NULL));
+    OK(pthread_create(&thread, NULL, last_error_of_new_thread, NULL));
+    OK(pthread_join(thread, NULL));
+    CHECK(*te_last_error());
+}
+
+/* Every function that takes an engine, with arguments that are otherwise fine. */
+static void all_refuse(te_engine *engine) {
+    static char memory[64];
+    char text[256];
+    void *addrs[1] = {memory};
+    te_buffer buffer = {memory, sizeof memory};
+    te_memory_region region;
+    te_transfer_request request = make_request(TE_READ, memory, TE_LOCAL_SEGMENT, (uintptr_t)memory, 8);
+    te_transfer_result result;
+    te_batch_status batch_status;
+    te_notification *list = NULL;
+    te_statistics statistics;
+    te_segment segment;
+    te_batch batch = 0;
+    size_t count;
+    int fd;
+    memset(&region, 0, sizeof region);
+    region.struct_size = sizeof region;
+    memset(&result, 0, sizeof result);
+    result.struct_size = sizeof result;
+    memset(&batch_status, 0, sizeof batch_status);
+    batch_status.struct_size = sizeof batch_status;
+    memset(&statistics, 0, sizeof statistics);
+    statistics.struct_size = sizeof statistics;
+
+    REFUSED(te_engine_address(engine, text, sizeof text));
+    REFUSED(te_install_transport(engine, "tcp", NULL));
+    REFUSED(te_register_local_memory(engine, memory, sizeof memory, NULL));
+    REFUSED(te_unregister_local_memory(engine, memory));
+    REFUSED(te_register_local_memory_batch(engine, &buffer, sizeof buffer, 1, NULL));
+    REFUSED(te_unregister_local_memory_batch(engine, addrs, 1));
+    REFUSED(te_find_local_memory(engine, memory, &region));
+    REFUSED(te_list_local_memory(engine, &region, sizeof region, 1, &count));
+    REFUSED(te_open_segment(engine, "127.0.0.1:9", &segment));
+    REFUSED(te_close_segment(engine, TE_LOCAL_SEGMENT));
+    REFUSED(te_refresh_segment(engine, TE_LOCAL_SEGMENT));
+    REFUSED(te_list_segment_memory(engine, TE_LOCAL_SEGMENT, &region, sizeof region, 1, &count));
+    REFUSED(te_probe_segment(engine, TE_LOCAL_SEGMENT));
+    REFUSED(te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0));
+    REFUSED(te_batch_create(engine, 1, &batch));
+    REFUSED(te_batch_submit(engine, batch, &request, sizeof request, 1, NULL));
+    REFUSED(te_batch_task_status(engine, batch, 0, &result));
+    REFUSED(te_batch_task_error(engine, batch, 0, text, sizeof text));
+    REFUSED(te_batch_poll(engine, batch, &batch_status));
+    REFUSED(te_batch_wait(engine, batch, 1, &batch_status));
+    REFUSED(te_batch_cancel(engine, batch));
+    REFUSED(te_batch_event_fd(engine, batch, &fd));
+    REFUSED(te_batch_free(engine, batch));
+    REFUSED(te_notify(engine, TE_LOCAL_SEGMENT, "name", "message"));
+    REFUSED(te_take_notifications(engine, &list, &count));
+    REFUSED(te_get_statistics(engine, &statistics));
+}
+
+static void handles_that_name_nothing_are_refused(void) {
+    static char memory[64];
+    te_engine *engine = create_engine();
+    all_refuse(NULL);
+    all_refuse((te_engine *)1);
+    all_refuse((te_engine *)memory);
+    all_refuse((te_engine *)UINTPTR_MAX);
+    all_refuse((te_engine *)((uintptr_t)engine ^ 1));
+    all_refuse((te_engine *)((uintptr_t)engine + 4096));
+    OK(te_engine_destroy(engine));
+    all_refuse(engine);
+    REFUSED(te_engine_destroy(engine));
+    OK(te_engine_destroy(NULL));
+
+    /* A new engine is not taken for the old one. */
+    te_engine *next = create_engine();
+    CHECK(next != engine);
+    REFUSED(te_register_local_memory(engine, memory, sizeof memory, NULL));
+    OK(te_engine_destroy(next));
+}
+
+static void null_arguments_are_refused(void) {
+    static char memory[64];
+    char text[256];
+    te_engine *engine = create_engine();
+    te_transfer_request request = make_request(TE_READ, memory, TE_LOCAL_SEGMENT, (uintptr_t)memory, 8);
+    te_segment segment;
+    te_batch batch;
+    te_notification *list;
+    size_t count;
+
+    REFUSED(te_engine_create(NULL, NULL));
+    REFUSED(te_engine_address(engine, NULL, 16));
+    REFUSED(te_install_transport(engine, NULL, NULL));
+    REFUSED(te_register_local_memory(engine, NULL, 64, NULL));
+    REFUSED(te_register_local_memory(engine, memory, 0, NULL));
+    REFUSED(te_unregister_local_memory(engine, NULL));
+    REFUSED(te_register_local_memory_batch(engine, NULL, sizeof(te_buffer), 1, NULL));
+    REFUSED(te_unregister_local_memory_batch(engine, NULL, 1));
+    REFUSED(te_find_local_memory(engine, memory, NULL));
+    REFUSED(te_list_local_memory(engine, NULL, sizeof(te_memory_region), 1, &count));
+    REFUSED(te_list_local_memory(engine, NULL, sizeof(te_memory_region), 0, NULL));
+    REFUSED(te_open_segment(engine, NULL, &segment));
+    REFUSED(te_open_segment(engine, "", &segment));
+    REFUSED(te_open_segment(engine, "127.0.0.1:1", NULL));
+    REFUSED(te_list_segment_memory(engine, TE_LOCAL_SEGMENT, NULL, sizeof(te_memory_region), 1, &count));
+    REFUSED(te_batch_transfer(engine, NULL, sizeof request, 1, NULL, NULL, 0));
+    REFUSED(te_batch_create(engine, 1, NULL));
+    OK(te_batch_create(engine, 1, &batch));
+    REFUSED(te_batch_submit(engine, batch, NULL, sizeof request, 1, NULL));
+    REFUSED(te_batch_task_status(engine, batch, 0, NULL));
+    REFUSED(te_batch_task_error(engine, batch, 0, NULL, 16));
+    REFUSED(te_batch_poll(engine, batch, NULL));
+    REFUSED(te_batch_event_fd(engine, batch, NULL));
+    OK(te_batch_free(engine, batch));
+    REFUSED(te_notify(engine, TE_LOCAL_SEGMENT, NULL, "message"));
+    REFUSED(te_notify(engine, TE_LOCAL_SEGMENT, "name", NULL));
+    REFUSED(te_take_notifications(engine, NULL, &count));
+    REFUSED(te_take_notifications(engine, &list, NULL));
+    REFUSED(te_get_statistics(engine, NULL));
+    te_free_notifications(NULL, 0);
+
+    /* Empty lists are fine, wherever their pointer points. */
+    OK(te_register_local_memory_batch(engine, NULL, sizeof(te_buffer), 0, NULL));
+    OK(te_unregister_local_memory_batch(engine, NULL, 0));
+
+    /* Outputs are written only on success. */
+    segment = 4711;
+    REFUSED(te_open_segment(engine, "127.0.0.1:1", &segment));
+    EXPECT(4711, segment);
+
+    /* The address needs its whole text, and its terminating zero. */
+    OK(te_engine_address(engine, text, sizeof text));
+    size_t length = strlen(text);
+    OK(te_engine_address(engine, text, length + 1));
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_engine_address(engine, text, length));
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_engine_address(engine, text, 0));
+    OK(te_engine_destroy(engine));
+}
+
+static void structs_may_grow(void) {
+    static char memory[64];
+    te_engine *engine = create_engine();
+    struct {
+        te_memory_options known;
+        uint64_t later;
+    } options;
+    memset(&options, 0, sizeof options);
+    options.known.struct_size = sizeof options;
+    OK(te_register_local_memory(engine, memory, sizeof memory, &options.known));
+    OK(te_unregister_local_memory(engine, memory));
+    options.later = 1;
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_register_local_memory(engine, memory, sizeof memory, &options.known));
+    options.known.struct_size = 0;
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_register_local_memory(engine, memory, sizeof memory, &options.known));
+    options.known.struct_size = 4;
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_register_local_memory(engine, memory, sizeof memory, &options.known));
+
+    struct {
+        te_transfer_request known;
+        uint64_t later;
+    } requests[2];
+    memset(requests, 0, sizeof requests);
+    for (int i = 0; i < 2; i++)
+        requests[i].known = make_request(TE_WRITE, memory, TE_LOCAL_SEGMENT, (uintptr_t)(memory + 32 + 8 * i), 8);
+    OK(te_register_local_memory(engine, memory, sizeof memory, NULL));
+    memcpy(memory, "12345678", 8);
+    OK(te_batch_transfer(engine, &requests[0].known, sizeof requests[0], 2, NULL, NULL, 0));
+    CHECK(memcmp(memory + 32, "1234567812345678", 16) == 0);
+    requests[1].later = 1;
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_batch_transfer(engine, &requests[0].known, sizeof requests[0], 2, NULL, NULL, 0));
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_batch_transfer(engine, &requests[0].known, 8, 1, NULL, NULL, 0));
+    OK(te_engine_destroy(engine));
+}
+
+static void creation_fails_in_bounded_time_with_a_reason(void) {
+    te_engine *engine = NULL;
+    te_engine_options options;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.metadata = "nothing://127.0.0.1:1";
+    REFUSED(te_engine_create(&options, &engine));
+    options.metadata = NULL;
+    options.transport = "pigeon";
+    REFUSED(te_engine_create(&options, &engine));
+    CHECK(engine == NULL);
+
+    options.transport = "";
+    options.server_name = "127.0.0.1";
+    OK(te_engine_create(&options, &engine));
+    REFUSED(te_install_transport(engine, "pigeon", NULL));
+    REFUSED(te_install_transport(engine, "rdma", "this is not JSON"));
+    OK(te_install_transport(engine, "tcp", NULL));
+    OK(te_install_transport(engine, "tcp", NULL));
+    OK(te_engine_destroy(engine));
+}
+
+static int messages;
+static void count_message(void *user_data, te_log_level level, const char *target, const char *message) {
+    CHECK(user_data == &messages);
+    CHECK(level >= TE_LOG_ERROR && level <= TE_LOG_WARNING);
+    CHECK(target != NULL && message != NULL && *message);
+    __atomic_add_fetch(&messages, 1, __ATOMIC_RELAXED);
+}
+
+static void the_log_goes_where_it_is_sent(void) {
+    static char memory[64];
+    te_engine *engine = create_engine();
+    OK(te_set_log_callback(count_message, &messages, TE_LOG_WARNING));
+    OK(te_register_local_memory(engine, memory, sizeof memory, NULL));
+    EXPECT(TE_ERR_ADDRESS_OVERLAPPED, te_register_local_memory(engine, memory, sizeof memory, NULL));
+    CHECK(__atomic_load_n(&messages, __ATOMIC_RELAXED) > 0);
+    OK(te_set_log_callback(NULL, NULL, TE_LOG_WARNING));
+    int before = __atomic_load_n(&messages, __ATOMIC_RELAXED);
+    EXPECT(TE_ERR_ADDRESS_OVERLAPPED, te_register_local_memory(engine, memory, sizeof memory, NULL));
+    EXPECT(before, __atomic_load_n(&messages, __ATOMIC_RELAXED));
+    OK(te_engine_destroy(engine));
+}
+
+static void a_forked_child_is_refused_and_may_start_anew(void) {
+    static char memory[64];
+    te_engine *engine = create_engine();
+    OK(te_register_local_memory(engine, memory, sizeof memory, NULL));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(20);
+        EXPECT(TE_ERR_FORKED, te_unregister_local_memory(engine, memory));
+        te_engine *own = create_engine();
+        OK(te_register_local_memory(own, memory, sizeof memory, NULL));
+        OK(te_engine_destroy(own));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(te_unregister_local_memory(engine, memory));
+    OK(te_engine_destroy(engine));
+}
+
+int main(void) {
+    versions_and_names();
+    last_error_belongs_to_its_thread();
+    handles_that_name_nothing_are_refused();
+    null_arguments_are_refused();
+    structs_may_grow();
+    creation_fails_in_bounded_time_with_a_reason();
+    the_log_goes_where_it_is_sent();
+    a_forked_child_is_refused_and_may_start_anew();
+    return 0;
+}

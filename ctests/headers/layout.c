@@ -1,0 +1,96 @@
+/* Layouts and numbers of transfer_engine_c.h are those of programs that were compiled against upstream's header, and those of te.h
+ * do not change once they are out. Compiled as C11 and as C++17. */
+#include <stddef.h>
+#include <te.h>
+#include <transfer_engine_c.h>
+
+#ifdef __cplusplus
+#define SAME(actual, expected) static_assert((actual) == (expected), #actual)
+#else
+#define SAME(actual, expected) _Static_assert((actual) == (expected), #actual)
+#endif
+#define AT(type, field, offset) SAME(offsetof(type, field), offset)
+
+SAME(sizeof(transfer_engine_t), 8);
+SAME(sizeof(transport_t), 8);
+SAME(sizeof(segment_handle_t), 4);
+SAME(sizeof(segment_id_t), 4);
+SAME(sizeof(batch_id_t), 8);
+SAME((segment_handle_t)-1 < 0, 1);
+SAME((batch_id_t)-1 > 0, 1);
+SAME(LOCAL_SEGMENT, 0);
+SAME(INVALID_BATCH, UINT64_MAX);
+SAME(OPCODE_READ, 0);
+SAME(OPCODE_WRITE, 1);
+SAME(STATUS_WAITING, 0);
+SAME(STATUS_PENDING, 1);
+SAME(STATUS_INVALID, 2);
+SAME(STATUS_CANCELED, 3);
+SAME(STATUS_COMPLETED, 4);
+SAME(STATUS_TIMEOUT, 5);
+SAME(STATUS_FAILED, 6);
+
+SAME(sizeof(struct transfer_request), 40);
+SAME(sizeof(transfer_request_t), 40);
+AT(transfer_request_t, opcode, 0);
+AT(transfer_request_t, source, 8);
+AT(transfer_request_t, target_id, 16);
+AT(transfer_request_t, target_offset, 24);
+AT(transfer_request_t, length, 32);
+
+SAME(sizeof(struct transfer_status), 16);
+SAME(sizeof(transfer_status_t), 16);
+AT(transfer_status_t, status, 0);
+AT(transfer_status_t, transferred_bytes, 8);
+
+SAME(sizeof(struct notify_msg), 16);
+SAME(sizeof(notify_msg_t), 16);
+AT(notify_msg_t, name, 0);
+AT(notify_msg_t, msg, 8);
+
+SAME(sizeof(struct buffer_entry), 16);
+SAME(sizeof(buffer_entry_t), 16);
+AT(buffer_entry_t, addr, 0);
+AT(buffer_entry_t, length, 8);
+
+SAME(sizeof(struct nic_load_stat), 80);
+SAME(sizeof(nic_load_stat_t), 80);
+AT(nic_load_stat_t, device_name, 0);
+AT(nic_load_stat_t, inflight_bytes, 64);
+AT(nic_load_stat_t, ewma_bandwidth_bps, 72);
+
+SAME(sizeof(struct segment_desc), 48);
+SAME(sizeof(segment_desc_t), 48);
+AT(segment_desc_t, type, 0);
+AT(segment_desc_t, desc_, 8);
+AT(segment_desc_t, desc_.rdma.addr, 8);
+AT(segment_desc_t, desc_.rdma.size, 16);
+AT(segment_desc_t, desc_.rdma.location, 24);
+AT(segment_desc_t, desc_.nvmeof.file_path, 8);
+AT(segment_desc_t, desc_.nvmeof.subsystem_name, 16);
+AT(segment_desc_t, desc_.nvmeof.proto, 24);
+AT(segment_desc_t, desc_.nvmeof.ip, 32);
+AT(segment_desc_t, desc_.nvmeof.port, 40);
+
+SAME(sizeof(te_status), 4);
+SAME(sizeof(te_segment), 8);
+SAME(sizeof(te_batch), 8);
+SAME(sizeof(te_engine_options), 40);
+SAME(sizeof(te_memory_options), 32);
+SAME(sizeof(te_buffer), 16);
+SAME(sizeof(te_memory_region), 96);
+AT(te_memory_region, addr, 8);
+AT(te_memory_region, location, 32);
+SAME(sizeof(te_transfer_request), 40);
+AT(te_transfer_request, opcode, 0);
+AT(te_transfer_request, local, 8);
+AT(te_transfer_request, segment, 16);
+AT(te_transfer_request, remote_addr, 24);
+AT(te_transfer_request, length, 32);
+SAME(sizeof(te_transfer_options), 40);
+SAME(sizeof(te_transfer_result), 24);
+AT(te_transfer_result, state, 8);
+AT(te_transfer_result, error, 12);
+AT(te_transfer_result, bytes, 16);
+SAME(sizeof(te_batch_status), 48);
+SAME(sizeof(te_notification), 16);
