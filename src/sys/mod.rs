@@ -4,6 +4,8 @@
 //! This is one of the few rooms that may hold `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod fork;
 pub mod memory;
+pub mod signals;
 
 pub use memory::MemoryRange;
