@@ -1,8 +1,9 @@
 //! Structs that later versions may have made larger, and earlier ones smaller, than this library knows them.
 //!
-//! The rule, in one place: sizes from that of the first version up to [`MAXIMUM`] are accepted. Of an input, missing fields read as
-//! zero, which means their default, and unknown bytes must be zero. Of an output, fields that the caller's struct lacks are not
-//! written, and unknown bytes are set to zero. Structs are copied bytewise, so they need no alignment.
+//! The rule, in one place: sizes from that of the first version up to [`MAXIMUM`] are accepted. Of an input,
+//! missing fields read as zero, which means their default, and unknown bytes must be zero. Of an output,
+//! fields that the caller's struct lacks are not written, and unknown bytes are set to zero. Structs are
+//! copied bytewise, so they need no alignment.
 
 use std::mem::MaybeUninit;
 
@@ -15,8 +16,8 @@ const MAXIMUM: usize = 4096;
 /// A struct of C that may grow at its end.
 ///
 /// # Safety
-/// All zeros must be a valid value, and so must any bytes that a C program puts into its fields. Functions that take no size from
-/// their caller need a `size_t struct_size` as the first field.
+/// All zeros must be a valid value, and so must any bytes that a C program puts into its fields. Functions
+/// that take no size from their caller need a `size_t struct_size` as the first field.
 pub unsafe trait Growing: Copy {
     /// Its size in the first version that was released.
     const FIRST_VERSION: usize;

@@ -1,9 +1,11 @@
-//! What every function of the C interfaces does: find the engine, stop panics, turn an error into a number, and keep its text.
+//! What every function of the C interfaces does: find the engine, stop panics, turn an error into a number,
+//! and keep its text.
 //!
-//! [`call`] is the way in. A panic inside becomes [`Code::Internal`] with the panic's text and one line in the log; nothing is
-//! printed, since a hook that is set at the first call keeps quiet for panics inside a call and leaves all others to the hook that was
-//! there. The text of the last error belongs to a thread, and is replaced by its next failure only. Cost of a call that succeeds: some
-//! thread-local arithmetic and, with an engine, what [`handle::enter`] costs.
+//! [`call`] is the way in. A panic inside becomes [`Code::Internal`] with the panic's text and one line in
+//! the log; nothing is printed, since a hook that is set at the first call keeps quiet for panics inside a
+//! call and leaves all others to the hook that was there. The text of the last error belongs to a thread, and
+//! is replaced by its next failure only. Cost of a call that succeeds: some thread-local arithmetic and, with
+//! an engine, what [`handle::enter`] costs.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -23,7 +25,8 @@ thread_local! {
     static PANIC_PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs the body of a C function. `failed` makes the function's value of an error, whose text becomes the thread's last one.
+/// Runs the body of a C function. `failed` makes the function's value of an error, whose text becomes the
+/// thread's last one.
 pub fn call<R>(failed: impl FnOnce(&Error) -> R, body: impl FnOnce() -> Result<R>) -> R {
     install_panic_hook();
     DEPTH.set(DEPTH.get() + 1);

@@ -1,16 +1,18 @@
 //! The table of engines: what C has in its hands is a key of it, never an address.
 //!
-//! A key looks like a pointer that no process can have (its upper bits are not those of an address), is drawn from a counter that
-//! never turns back, and carries the generation of its process. So a stale, foreign or made-up key is found to name nothing, and in a
-//! child of `fork()` a key of the parent is recognised without touching a lock: a child starts with an empty table of its own, because
-//! threads of the parent may have held the lock of the old one.
+//! A key looks like a pointer that no process can have (its upper bits are not those of an address), is drawn
+//! from a counter that never turns back, and carries the generation of its process. So a stale, foreign or
+//! made-up key is found to name nothing, and in a child of `fork()` a key of the parent is recognised without
+//! touching a lock: a child starts with an empty table of its own, because threads of the parent may have
+//! held the lock of the old one.
 //!
-//! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the key, so that new calls find
-//! nothing; shuts the engine down, which wakes those that wait inside; and waits until no call is inside but those of its own thread:
-//! a callback that is called inside a call may destroy the engine of that call.
+//! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the
+//! key, so that new calls find nothing; shuts the engine down, which wakes those that wait inside; and waits
+//! until no call is inside but those of its own thread: a callback that is called inside a call may destroy
+//! the engine of that call.
 //!
-//! Locks: the table's lock is held for a look-up or a change only, never during a call. Cost of [`enter`] and the end of a call:
-//! some six atomic operations, no system call.
+//! Locks: the table's lock is held for a look-up or a change only, never during a call. Cost of [`enter`] and
+//! the end of a call: some six atomic operations, no system call.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -60,7 +62,8 @@ pub fn take_marked() -> Vec<Arc<Engine>> {
     table(fork::generation()).take_marked()
 }
 
-/// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to be dereferenced.
+/// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to
+/// be dereferenced.
 pub fn transport_key(protocol: &str) -> *mut c_void {
     let hash = protocol.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     (TRANSPORT_TAG << 56 | hash >> 8) as *mut c_void

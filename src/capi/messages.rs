@@ -1,5 +1,5 @@
-//! Lists of notifications that C receives and frees: one array and two strings for each, all from `malloc`, so that upstream's callers
-//! may free them by themselves.
+//! Lists of notifications that C receives and frees: one array and two strings for each, all from `malloc`,
+//! so that upstream's callers may free them by themselves.
 
 use std::ffi::{c_char, c_void};
 

@@ -10,9 +10,10 @@
 //! | `memory`, `text`, `messages` | what C passes: ranges and arrays, strings, lists of notifications |
 //! | `shutdown` | `enableGracefulShutdown` |
 //!
-//! Every function runs through `guard::call` or `guard::call_engine`. Pointers of C are read and written here and nowhere else; below,
-//! memory of the host program is a [`MemoryRange`](crate::sys::MemoryRange). Both headers are generated from [`te`] and [`mooncake`],
-//! texts included, so these speak to readers of C; `tests/headers.rs` keeps them equal.
+//! Every function runs through `guard::call` or `guard::call_engine`. Pointers of C are read and written here
+//! and nowhere else; below, memory of the host program is a [`MemoryRange`](crate::sys::MemoryRange). Both
+//! headers are generated from [`te`] and [`mooncake`], texts included, so these speak to readers of C;
+//! `tests/headers.rs` keeps them equal.
 #![allow(unsafe_code)]
 // What a caller in C must keep to is said in the words of the headers, not under a heading of rustdoc.
 #![allow(clippy::missing_safety_doc)]

@@ -1,19 +1,23 @@
-//! The C interface of Mooncake's Transfer Engine: the same functions, types and values, so that programs written for it work.
+//! The C interface of Mooncake's Transfer Engine: the same functions, types and values, so that programs
+//! written for it work.
 //!
-//! An engine moves bytes between the memory of this process and that of its peers. A process registers memory, opens the segments of
-//! its peers, allocates a batch, submits requests to it, and asks for the status of each. New programs had better use te.h, which
-//! has deadlines, waiting, cancelling, results in one call, and which works on the same engines.
+//! An engine moves bytes between the memory of this process and that of its peers. A process registers
+//! memory, opens the segments of its peers, allocates a batch, submits requests to it, and asks for the
+//! status of each. New programs had better use te.h, which has deadlines, waiting, cancelling, results in one
+//! call, and which works on the same engines.
 //!
-//! Errors come in two forms, as ever. Functions about engines, memory, segments and notifications return 0 or a negative number: -1
-//! invalid argument, -3 address not registered, -4 busy, -7 address overlapped, -101 name not resolved, -102 connection failed, -103
-//! malformed JSON, -200 metadata, -202 device refused, and those below -1000, which te.h lists. Functions about batches
-//! (submitTransfer, submitTransferWithNotify, getTransferStatus, freeBatchID) and getNicLoadStats return 0 or a positive number: 1 invalid
-//! argument or batch, 2 batch full, 3 address not registered, 4 busy, 8 transport not installed, 202 other. te_last_error() of te.h
-//! gives the text of a thread's last failure in either form.
+//! Errors come in two forms, as ever. Functions about engines, memory, segments and notifications return 0 or
+//! a negative number: -1 invalid argument, -3 address not registered, -4 busy, -7 address overlapped, -101
+//! name not resolved, -102 connection failed, -103 malformed JSON, -200 metadata, -202 device refused, and
+//! those below -1000, which te.h lists. Functions about batches (submitTransfer, submitTransferWithNotify,
+//! getTransferStatus, freeBatchID) and getNicLoadStats return 0 or a positive number: 1 invalid argument or
+//! batch, 2 batch full, 3 address not registered, 4 busy, 8 transport not installed, 202 other.
+//! te_last_error() of te.h gives the text of a thread's last failure in either form.
 //!
-//! Texts are read during the call only. A NULL text where one is needed is an error, as is a name that is not UTF-8; in locations and
-//! notifications, what is not UTF-8 is replaced by U+FFFD. An engine that was destroyed or never made, and a batch that was freed or
-//! never allocated, are errors, never a crash. Any thread may call any function at any time.
+//! Texts are read during the call only. A NULL text where one is needed is an error, as is a name that is not
+//! UTF-8; in locations and notifications, what is not UTF-8 is replaced by U+FFFD. An engine that was
+//! destroyed or never made, and a batch that was freed or never allocated, are errors, never a crash. Any
+//! thread may call any function at any time.
 
 // The text above is the prose of include/transfer_engine_c.h. Types and functions carry their names of C.
 #![allow(non_camel_case_types, non_snake_case)]
@@ -56,9 +60,11 @@ pub const STATUS_PENDING: c_int = 1;
 pub const STATUS_INVALID: c_int = 2;
 /// Not used: requests that were cancelled show as STATUS_FAILED.
 pub const STATUS_CANCELED: c_int = 3;
-/// Over, and all bytes are in place: in the peer's memory (OPCODE_WRITE), or in the local range (OPCODE_READ).
+/// Over, and all bytes are in place: in the peer's memory (OPCODE_WRITE), or in the local range
+/// (OPCODE_READ).
 pub const STATUS_COMPLETED: c_int = 4;
-/// Over, since it made no progress in time. Only where the environment variable MC_SLICE_TIMEOUT is set; else STATUS_FAILED.
+/// Over, since it made no progress in time. Only where the environment variable MC_SLICE_TIMEOUT is set; else
+/// STATUS_FAILED.
 pub const STATUS_TIMEOUT: c_int = 5;
 /// Over, and failed.
 pub const STATUS_FAILED: c_int = 6;
@@ -69,7 +75,8 @@ pub const STATUS_FAILED: c_int = 6;
 pub struct transfer_request {
     /// OPCODE_READ or OPCODE_WRITE.
     pub opcode: c_int,
-    /// First byte of the local range, which need not be registered. It is the engine's until the request is over.
+    /// First byte of the local range, which need not be registered. It is the engine's until the request is
+    /// over.
     pub source: *mut c_void,
     /// The segment of the other range.
     pub target_id: segment_id_t,
@@ -197,12 +204,14 @@ const _: () = {
     assert!(size_of::<segment_desc>() == 48 && offset_of!(segment_desc, desc_) == 8);
 };
 
-/// Creates an engine. Returns NULL on failure; te_last_error() of te.h says why. Free it with destroyTransferEngine.
+/// Creates an engine. Returns NULL on failure; te_last_error() of te.h says why. Free it with
+/// destroyTransferEngine.
 ///
-/// metadata_conn_string is "P2PHANDSHAKE", or the address of a metadata server. local_server_name is "host" or "host:port" of this
-/// machine: with P2PHANDSHAKE the port is drawn anew (getLocalIpAndPort tells it), with a server the text is the name of the segment.
-/// ip_or_host_name and rpc_port have no effect. auto_discover other than 0 looks at the hardware and installs the best transport; with 0
-/// there is none until installTransport.
+/// metadata_conn_string is "P2PHANDSHAKE", or the address of a metadata server. local_server_name is "host"
+/// or "host:port" of this machine: with P2PHANDSHAKE the port is drawn anew (getLocalIpAndPort tells it),
+/// with a server the text is the name of the segment. ip_or_host_name and rpc_port have no effect.
+/// auto_discover other than 0 looks at the hardware and installs the best transport; with 0 there is none
+/// until installTransport.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn createTransferEngine(
     metadata_conn_string: *const c_char,
@@ -227,8 +236,9 @@ pub unsafe extern "C" fn createTransferEngine(
     })
 }
 
-/// Destroys an engine: transfers that still run are cancelled, and memory is unregistered. When it returns, no other call on the engine is
-/// inside the library, and the engine touches no memory of the program any more. NULL is fine and does nothing.
+/// Destroys an engine: transfers that still run are cancelled, and memory is unregistered. When it returns,
+/// no other call on the engine is inside the library, and the engine touches no memory of the program any
+/// more. NULL is fine and does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn destroyTransferEngine(engine: transfer_engine_t) {
     guard::call(|_| (), || if engine.is_null() { Ok(()) } else { handle::destroy(engine as u64) })
@@ -240,16 +250,18 @@ pub unsafe extern "C" fn discoverTopology(engine: transfer_engine_t) -> c_int {
     negative(engine, |engine| engine.discover_topology())
 }
 
-/// Writes the address at which peers reach this engine, "host:port" with IPv6 addresses in brackets, into buf_out of buf_len bytes, with a
-/// NUL at its end; a text that does not fit is cut. With P2PHANDSHAKE it is the name that peers open. Returns 0 or a negative number.
+/// Writes the address at which peers reach this engine, "host:port" with IPv6 addresses in brackets, into
+/// buf_out of buf_len bytes, with a NUL at its end; a text that does not fit is cut. With P2PHANDSHAKE it is
+/// the name that peers open. Returns 0 or a negative number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getLocalIpAndPort(engine: transfer_engine_t, buf_out: *mut c_char, buf_len: usize) -> c_int {
     // SAFETY: the caller passes a buffer of `buf_len` bytes.
     negative(engine, |engine| unsafe { text::write_cut(buf_out, buf_len, &engine.address()) })
 }
 
-/// Installs a transport, registers all memory with it, and publishes it to peers. Returns NULL on failure, and the engine is as it was
-/// before; te_last_error() of te.h says why. A transport that is installed already is returned as it is.
+/// Installs a transport, registers all memory with it, and publishes it to peers. Returns NULL on failure,
+/// and the engine is as it was before; te_last_error() of te.h says why. A transport that is installed
+/// already is returned as it is.
 ///
 /// proto is "tcp". args may be NULL; else args[0] is a NIC priority matrix in JSON, or NULL.
 #[unsafe(no_mangle)]
@@ -279,18 +291,19 @@ pub unsafe extern "C" fn uninstallTransport(engine: transfer_engine_t, proto: *c
     negative(engine, |_| unsafe { text::read(proto, "proto") }.map(drop))
 }
 
-/// Opens the segment of a peer by its name. Returns its number, or -1. Gives the same number when it is open already.
+/// Opens the segment of a peer by its name. Returns its number, or -1. Gives the same number when it is open
+/// already.
 ///
-/// Asks the peer or the metadata server unless it is open. Leading '/' are not part of a name. The engine looks anew by itself when a
-/// transfer fails because the peer has changed.
+/// Asks the peer or the metadata server unless it is open. Leading '/' are not part of a name. The engine
+/// looks anew by itself when a transfer fails because the peer has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegment(engine: transfer_engine_t, segment_name: *const c_char) -> segment_id_t {
     // SAFETY: the caller passes a NUL-terminated text.
     guard::call_engine(engine, |_| -1, |engine| segment_number(engine.open_segment(unsafe { text::read(segment_name, "segment_name") }?)?))
 }
 
-/// Like openSegment, but asks the peer or the metadata server for the present state of the segment also if it is open. If that fails, the
-/// former state is kept.
+/// Like openSegment, but asks the peer or the metadata server for the present state of the segment also if it
+/// is open. If that fails, the former state is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegmentNoCache(engine: transfer_engine_t, segment_name: *const c_char) -> segment_id_t {
     // SAFETY: the caller passes a NUL-terminated text.
@@ -311,15 +324,17 @@ pub unsafe extern "C" fn warmupEfaSegment(engine: transfer_engine_t, segment_nam
     negative(engine, |_| unsafe { text::read(segment_name, "segment_name") }.map(drop))
 }
 
-/// Forgets what is known here of the segment with that name, whichever process it is of. Its number becomes invalid, and opening it again
-/// gives another. Returns 0, also when no such segment is open, or a negative number.
+/// Forgets what is known here of the segment with that name, whichever process it is of. Its number becomes
+/// invalid, and opening it again gives another. Returns 0, also when no such segment is open, or a negative
+/// number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn removeLocalSegment(engine: transfer_engine_t, segment_name: *const c_char) -> c_int {
     // SAFETY: the caller passes a NUL-terminated text.
     negative(engine, |engine| engine.forget_segment(unsafe { text::read(segment_name, "segment_name") }?))
 }
 
-/// Asks anew for the state of all open segments. Returns 0, also where that fails: the former state is kept then.
+/// Asks anew for the state of all open segments. Returns 0, also where that fails: the former state is kept
+/// then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
     negative(engine, |engine| {
@@ -329,10 +344,12 @@ pub unsafe extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
     })
 }
 
-/// Registers length bytes at addr, so that peers can read and write them, and publishes that. Returns 0 or a negative number.
+/// Registers length bytes at addr, so that peers can read and write them, and publishes that. Returns 0 or a
+/// negative number.
 ///
-/// location says where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL if unknown. remote_accessible 0: only this
-/// engine may use it, as the local side of transfers. The range may touch registered ones, but have no byte in common with them (-7).
+/// location says where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL if unknown.
+/// remote_accessible 0: only this engine may use it, as the local side of transfers. The range may touch
+/// registered ones, but have no byte in common with them (-7).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemory(
     engine: transfer_engine_t,
@@ -349,16 +366,16 @@ pub unsafe extern "C" fn registerLocalMemory(
     })
 }
 
-/// Unregisters the memory that was registered at addr, the first byte of its range. Returns 0 or a negative number: -3 if nothing was
-/// registered there, -4 if a transfer on it did not end within five seconds, so that it is still in use. After 0 neither peers nor this
-/// engine touch it.
+/// Unregisters the memory that was registered at addr, the first byte of its range. Returns 0 or a negative
+/// number: -3 if nothing was registered there, -4 if a transfer on it did not end within five seconds, so
+/// that it is still in use. After 0 neither peers nor this engine touch it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemory(engine: transfer_engine_t, addr: *mut c_void) -> c_int {
     negative(engine, |engine| engine.unregister(addr as u64, true))
 }
 
-/// Registers buffer_len ranges for peers to read and write: all of them or, on failure, none. Publishes once. Returns 0 or a negative
-/// number. buffer_list may be NULL if buffer_len is 0.
+/// Registers buffer_len ranges for peers to read and write: all of them or, on failure, none. Publishes once.
+/// Returns 0 or a negative number. buffer_list may be NULL if buffer_len is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemoryBatch(
     engine: transfer_engine_t,
@@ -377,8 +394,9 @@ pub unsafe extern "C" fn registerLocalMemoryBatch(
     })
 }
 
-/// Unregisters the memory that was registered at each of addr_len addresses. Publishes once. An address that fails does not keep the others
-/// from being released; the first failure is returned, else 0. addr_list may be NULL if addr_len is 0.
+/// Unregisters the memory that was registered at each of addr_len addresses. Publishes once. An address that
+/// fails does not keep the others from being released; the first failure is returned, else 0. addr_list may
+/// be NULL if addr_len is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     engine: transfer_engine_t,
@@ -389,15 +407,17 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     negative(engine, |engine| engine.unregister_batch(&unsafe { memory::read_addresses(addr_list, addr_len) }?, true))
 }
 
-/// Allocates a batch with room for batch_size requests. Returns its number, or INVALID_BATCH. Free it with freeBatchID.
+/// Allocates a batch with room for batch_size requests. Returns its number, or INVALID_BATCH. Free it with
+/// freeBatchID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn allocateBatchID(engine: transfer_engine_t, batch_size: usize) -> batch_id_t {
     guard::call_engine(engine, |_| INVALID_BATCH, |engine| Ok(engine.allocate_batch(batch_size)?.id()))
 }
 
-/// Starts count requests. They take the next numbers in the batch, from 0 on. Returns 0 or a positive number: 1 for a bad argument, such as
-/// an unknown segment, an opcode other than OPCODE_READ and OPCODE_WRITE, or a NULL source; 2 if the batch has not that much room; 8 if
-/// the transport of the segment is not installed. On failure nothing is started. Requests that fail after that tell so by their status.
+/// Starts count requests. They take the next numbers in the batch, from 0 on. Returns 0 or a positive number:
+/// 1 for a bad argument, such as an unknown segment, an opcode other than OPCODE_READ and OPCODE_WRITE, or a
+/// NULL source; 2 if the batch has not that much room; 8 if the transport of the segment is not installed. On
+/// failure nothing is started. Requests that fail after that tell so by their status.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransfer(
     engine: transfer_engine_t,
@@ -409,8 +429,9 @@ pub unsafe extern "C" fn submitTransfer(
     positive(engine, |engine| unsafe { submit(engine, batch_id, entries, count, None) })
 }
 
-/// Like submitTransfer, and sends notify_msg to the engine of the first request's segment when all requests of the call have completed, so
-/// that the peer finds the bytes in place; not at all if one fails. count may not be 0. The texts are copied.
+/// Like submitTransfer, and sends notify_msg to the engine of the first request's segment when all requests
+/// of the call have completed, so that the peer finds the bytes in place; not at all if one fails. count may
+/// not be 0. The texts are copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransferWithNotify(
     engine: transfer_engine_t,
@@ -430,9 +451,9 @@ pub unsafe extern "C" fn submitTransferWithNotify(
     })
 }
 
-/// Tells what has become of request number task_id of a batch. Returns 0 or a positive number: 1 if there is no such request or batch, and
-/// status is left alone then. STATUS_COMPLETED, STATUS_TIMEOUT and STATUS_FAILED are final, and the engine touches no memory of the request
-/// any more.
+/// Tells what has become of request number task_id of a batch. Returns 0 or a positive number: 1 if there is
+/// no such request or batch, and status is left alone then. STATUS_COMPLETED, STATUS_TIMEOUT and
+/// STATUS_FAILED are final, and the engine touches no memory of the request any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getTransferStatus(
     engine: transfer_engine_t,
@@ -456,15 +477,15 @@ pub unsafe extern "C" fn getTransferStatus(
     })
 }
 
-/// Frees a batch. Returns 0 or a positive number: 4 while a request is under way, and the batch stays as it is. Requests need not have been
-/// asked for before.
+/// Frees a batch. Returns 0 or a positive number: 4 while a request is under way, and the batch stays as it
+/// is. Requests need not have been asked for before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn freeBatchID(engine: transfer_engine_t, batch_id: batch_id_t) -> c_int {
     positive(engine, |engine| engine.free_batch(batch_id))
 }
 
-/// Takes all messages that have arrived at this engine, in the order of their arrival. Returns an array of *size messages, which the caller
-/// frees with freeNotifsMsgBuf; NULL and 0 if there are none or on failure.
+/// Takes all messages that have arrived at this engine, in the order of their arrival. Returns an array of
+/// *size messages, which the caller frees with freeNotifsMsgBuf; NULL and 0 if there are none or on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getNotifsFromEngine(engine: transfer_engine_t, size: *mut c_int) -> *mut notify_msg_t {
     if size.is_null() {
@@ -491,18 +512,21 @@ pub unsafe extern "C" fn freeNotifsMsgBuf(msg_list: *mut notify_msg_t, size: c_i
     })
 }
 
-/// Sends a message to the engine of a segment, and returns when it has arrived there: 0, or a negative number. The texts are copied.
+/// Sends a message to the engine of a segment, and returns when it has arrived there: 0, or a negative
+/// number, -200 if the segment is unknown. The texts are copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn genNotifyInEngine(engine: transfer_engine_t, target_id: u64, notify_msg: notify_msg_t) -> c_int {
     negative(engine, |engine| {
         // SAFETY: the caller passes NUL-terminated texts.
         let notification = unsafe { text::read_notification(notify_msg.name, notify_msg.msg) }?;
+        // This interface has a number of its own for an unknown segment here.
+        engine.segment_name(target_id).map_err(|error| Error::quiet(Code::Metadata, error.message()))?;
         engine.send_notification(target_id, &notification)
     })
 }
 
-/// Tells the load of each NIC: *count is the room in stats before, and the number of NICs after the call. At present none is told about.
-/// Returns 0, or -1 if an argument is NULL.
+/// Tells the load of each NIC: *count is the room in stats before, and the number of NICs after the call. At
+/// present none is told about. Returns 0, or -1 if an argument is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getNicLoadStats(engine: transfer_engine_t, stats: *mut nic_load_stat_t, count: *mut usize) -> c_int {
     // Of the functions with positive errors, only this one says -1 for NULL.
@@ -516,15 +540,17 @@ pub unsafe extern "C" fn getNicLoadStats(engine: transfer_engine_t, stats: *mut 
     })
 }
 
-/// From now on this engine is shut down when the process calls exit() or gets SIGTERM or SIGINT; the process then ends with status 128 plus
-/// the number of the signal. Replaces what the program had set for these two signals. Without this call the library leaves signals alone.
+/// From now on this engine is shut down when the process calls exit() or gets SIGTERM or SIGINT; the process
+/// then ends with status 128 plus the number of the signal. Replaces what the program had set for these two
+/// signals. Without this call the library leaves signals alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn enableGracefulShutdown(engine: transfer_engine_t) {
     guard::call(|_| (), || crate::capi::shutdown::enable(engine as u64))
 }
 
-/// Writes a description of the NICs and of which one serves which memory into buf of buf_len bytes, with a NUL at its end: in JSON if json
-/// is not 0, else for people. A text that does not fit is cut. Returns 0 or a negative number.
+/// Writes a description of the NICs and of which one serves which memory into buf of buf_len bytes, with a
+/// NUL at its end: in JSON if json is not 0, else for people. A text that does not fit is cut. Returns 0 or a
+/// negative number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn showLinks(engine: transfer_engine_t, buf: *mut c_char, buf_len: usize, json: c_int) -> c_int {
     // SAFETY: the caller passes a buffer of `buf_len` bytes.
@@ -569,7 +595,8 @@ unsafe fn memory_options(engine: &Engine, location: *const c_char, remote_access
 /// Checks the caller's requests and submits them: all or none.
 ///
 /// # Safety
-/// `entries` must have `count` elements. Their local ranges must be the caller's to give, until the transfers are over.
+/// `entries` must have `count` elements. Their local ranges must be the caller's to give, until the transfers
+/// are over.
 unsafe fn submit(
     engine: &Engine,
     batch_id: batch_id_t,
@@ -596,7 +623,8 @@ unsafe fn submit(
     engine.submit(&batch, &requests, notification, SubmitOptions::default())
 }
 
-/// The state that this interface shows. Its callers know COMPLETED and FAILED for certain; some take every other final state for success.
+/// The state that this interface shows. Its callers know COMPLETED and FAILED for certain; some take every
+/// other final state for success.
 fn shown_state(state: State, shows_timeouts: bool) -> State {
     match state {
         State::Timeout if !shows_timeouts => State::Failed,

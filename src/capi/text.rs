@@ -1,7 +1,7 @@
 //! Strings that C passes and receives.
 //!
-//! Names must be UTF-8. Locations and the texts of notifications may be any bytes, as upstream's callers are used to; what is not
-//! UTF-8 in them is replaced by U+FFFD, since they travel in JSON.
+//! Names must be UTF-8. Locations and the texts of notifications may be any bytes, as upstream's callers are
+//! used to; what is not UTF-8 in them is replaced by U+FFFD, since they travel in JSON.
 
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! Tells whether this process was forked from the one that made something.
 //!
-//! A page is marked `MADV_WIPEONFORK`, so that it reads as zero in a child of `fork()`. It holds the generation of its process; whoever
-//! finds a zero draws the next number. No lock is taken, so a child cannot hang on one that a thread of its parent held, and everything
-//! but the first call is safe in a signal handler. Cost: two loads. Where the kernel cannot wipe pages (before Linux 4.14), the word
-//! holds the process id beside the generation, at the cost of a `getpid` for each look.
+//! A page is marked `MADV_WIPEONFORK`, so that it reads as zero in a child of `fork()`. It holds the
+//! generation of its process; whoever finds a zero draws the next number. No lock is taken, so a child cannot
+//! hang on one that a thread of its parent held, and everything but the first call is safe in a signal
+//! handler. Cost: two loads. Where the kernel cannot wipe pages (before Linux 4.14), the word holds the
+//! process id beside the generation, at the cost of a `getpid` for each look.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -14,7 +15,8 @@ static UNWIPED: AtomicU64 = AtomicU64::new(0);
 /// The last generation that was drawn, here or in an ancestor.
 static DRAWN: AtomicU32 = AtomicU32::new(0);
 
-/// The generation of this process: never 0, and always more than that of its parent, if the parent ever asked.
+/// The generation of this process: never 0, and always more than that of its parent, if the parent ever
+/// asked.
 pub fn generation() -> u32 {
     let page = PAGE.load(Ordering::Acquire);
     let page = if page.is_null() { make_page() } else { page };
@@ -34,7 +36,8 @@ pub fn in_child_of(generation: u32) -> bool {
     generation < self::generation()
 }
 
-/// Puts the next generation into `word`, which held `seen`, unless another thread was faster; `mark` goes into the upper half.
+/// Puts the next generation into `word`, which held `seen`, unless another thread was faster; `mark` goes
+/// into the upper half.
 fn draw(word: &AtomicU64, seen: u64, mark: u32) -> u32 {
     let next = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
     match word.compare_exchange(seen, u64::from(mark) << 32 | u64::from(next), Ordering::AcqRel, Ordering::Acquire) {

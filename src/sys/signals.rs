@@ -1,9 +1,11 @@
-//! A last deed before the process ends: at `exit()`, and on SIGTERM and SIGINT. Nothing happens unless [`run_at_end`] is called.
+//! A last deed before the process ends: at `exit()`, and on SIGTERM and SIGINT. Nothing happens unless
+//! [`run_at_end`] is called.
 //!
-//! The handler writes the number of the signal into a pipe, and a thread that takes no signals reads it, does the deed, and ends the
-//! process with 128 plus the number. The program goes on meanwhile, since a thread that were stopped in the handler might hold a lock
-//! that the deed needs. If it calls `exit()`, that waits for the thread. The deed is done once, and only in the process that asked for
-//! it: in a child of `fork()` that did not ask again, a signal ends the process at once with 128 plus the number.
+//! The handler writes the number of the signal into a pipe, and a thread that takes no signals reads it, does
+//! the deed, and ends the process with 128 plus the number. The program goes on meanwhile, since a thread
+//! that were stopped in the handler might hold a lock that the deed needs. If it calls `exit()`, that waits
+//! for the thread. The deed is done once, and only in the process that asked for it: in a child of `fork()`
+//! that did not ask again, a signal ends the process at once with 128 plus the number.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -21,9 +23,9 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 static DEED: OnceLock<fn()> = OnceLock::new();
 static DONE: Once = Once::new();
 
-/// Has `deed` run when the process ends by `exit()`, SIGTERM or SIGINT; the process's handlers of these signals are replaced. Calls
-/// after the first one do nothing, except in a child of `fork()`, where the first one counts anew. `deed` is the same for the life of
-/// the program, and must end within bounded time.
+/// Has `deed` run when the process ends by `exit()`, SIGTERM or SIGINT; the process's handlers of these
+/// signals are replaced. Calls after the first one do nothing, except in a child of `fork()`, where the first
+/// one counts anew. `deed` is the same for the life of the program, and must end within bounded time.
 ///
 /// # Errors
 /// What the system said about a pipe, a thread or a handler. The call can be repeated.

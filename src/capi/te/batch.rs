@@ -1,7 +1,7 @@
 //! Batches
 //!
-//! A batch runs requests while the program goes on: submit, then poll, wait, or watch a file descriptor. The requests of a batch are
-//! numbered from 0, in the order in which they were submitted.
+//! A batch runs requests while the program goes on: submit, then poll, wait, or watch a file descriptor. The
+//! requests of a batch are numbered from 0, in the order in which they were submitted.
 
 use std::ffi::{c_char, c_int};
 use std::time::Duration;
@@ -26,8 +26,9 @@ pub type te_batch = u64;
 pub struct te_batch_status {
     /// sizeof(te_batch_status).
     pub struct_size: usize,
-    /// A te_state: TE_STATE_WAITING while a request is under way; TE_STATE_COMPLETED when all have completed, also if there are none;
-    /// else how the requests that have not completed ended: FAILED if one did, else TIMEOUT if one did, else CANCELED.
+    /// A te_state: TE_STATE_WAITING while a request is under way; TE_STATE_COMPLETED when all have completed,
+    /// also if there are none; else how the requests that have not completed ended: FAILED if one did, else
+    /// TIMEOUT if one did, else CANCELED.
     pub state: i32,
     /// Zero.
     pub reserved: u32,
@@ -77,12 +78,13 @@ pub unsafe extern "C" fn te_batch_create(engine: *mut te_engine, capacity: usize
 
 /// Starts `count` requests and returns without waiting for them. They take the next numbers in the batch.
 ///
-/// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); it may be reused after the call, but the
-/// memory that it names belongs to the engine until each request is over. `options` may be NULL. May be called again until the batch is
-/// full, also while earlier requests run.
+/// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); it may be
+/// reused after the call, but the memory that it names belongs to the engine until each request is over.
+/// `options` may be NULL. May be called again until the batch is full, also while earlier requests run.
 ///
-/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, else as for te_batch_transfer. Requests that
-/// fail after that tell so by their own status. A notification that cannot be sent is told in the log only.
+/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, else as for
+/// te_batch_transfer. Requests that fail after that tell so by their own status. A notification that cannot
+/// be sent is told in the log only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_submit(
     engine: *mut te_engine,
@@ -107,7 +109,8 @@ pub unsafe extern "C" fn te_batch_submit(
 
 /// Tells what has become of request number `task` of a batch. Never blocks.
 ///
-/// Set `result->struct_size` before the call. Errors: TE_ERR_INVALID_ARGUMENT if the batch has no such request.
+/// Set `result->struct_size` before the call. Errors: TE_ERR_INVALID_ARGUMENT if the batch has no such
+/// request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_task_status(
     engine: *mut te_engine,
@@ -125,8 +128,8 @@ pub unsafe extern "C" fn te_batch_task_status(
     })
 }
 
-/// Writes the text of the error of request number `task` into `buffer` of `size` bytes, with a NUL at its end; "" if it has none. A text
-/// that does not fit is cut.
+/// Writes the text of the error of request number `task` into `buffer` of `size` bytes, with a NUL at its
+/// end; "" if it has none. A text that does not fit is cut.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_task_error(
     engine: *mut te_engine,
@@ -158,10 +161,12 @@ pub unsafe extern "C" fn te_batch_poll(engine: *mut te_engine, batch: te_batch, 
     })
 }
 
-/// Waits until all requests of a batch are over, for up to `timeout_ms` milliseconds; a negative number waits for as long as it takes.
+/// Waits until all requests of a batch are over, for up to `timeout_ms` milliseconds; a negative number waits
+/// for as long as it takes.
 ///
-/// Returns 0 when all are over, however they ended. TE_ERR_TIMEOUT if a request still runs: nothing is cancelled, and the call can be
-/// repeated. `status` may be NULL; else set `status->struct_size` before the call.
+/// Returns 0 when all are over, however they ended. TE_ERR_TIMEOUT if a request still runs: nothing is
+/// cancelled, and the call can be repeated. `status` may be NULL; else set `status->struct_size` before the
+/// call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_wait(
     engine: *mut te_engine,
@@ -187,8 +192,8 @@ pub unsafe extern "C" fn te_batch_wait(
     })
 }
 
-/// Asks for the end of all requests of a batch that are under way. They end within a fraction of a second, as TE_STATE_CANCELED unless they
-/// were over before; te_batch_wait waits for that.
+/// Asks for the end of all requests of a batch that are under way. They end within a fraction of a second, as
+/// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_cancel(engine: *mut te_engine, batch: te_batch) -> te_status {
     with(engine, |engine| {
@@ -197,10 +202,11 @@ pub unsafe extern "C" fn te_batch_cancel(engine: *mut te_engine, batch: te_batch
     })
 }
 
-/// Gives a file descriptor for poll() and the like. It becomes readable each time that no request of the batch is under way any more;
-/// read its 8 bytes before the next submit.
+/// Gives a file descriptor for poll() and the like. It becomes readable each time that no request of the
+/// batch is under way any more; read its 8 bytes before the next submit.
 ///
-/// The descriptor belongs to the batch, which closes it when it is freed. Errors: TE_ERR_LIMIT if there are too many open files.
+/// The descriptor belongs to the batch, which closes it when it is freed. Errors: TE_ERR_LIMIT if there are
+/// too many open files.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_event_fd(engine: *mut te_engine, batch: te_batch, fd: *mut c_int) -> te_status {
     with(engine, |engine| {

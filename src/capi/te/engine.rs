@@ -1,7 +1,8 @@
 //! Engine
 //!
-//! An engine is a place in the cluster: it has a name that peers open, threads that serve them, and the transports by which bytes
-//! move. Most processes have one. Creating it reads the environment variables MC_* and TE_*.
+//! An engine is a place in the cluster: it has a name that peers open, threads that serve them, and the
+//! transports by which bytes move. Most processes have one. Creating it reads the environment variables MC_*
+//! and TE_*.
 
 use std::ffi::c_char;
 
@@ -23,16 +24,17 @@ pub struct te_engine {
 pub struct te_engine_options {
     /// sizeof(te_engine_options).
     pub struct_size: usize,
-    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (peers ask each other; also if NULL), or the address of a metadata
-    /// server, such as "http://host:8080/metadata".
+    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (peers ask each other; also if NULL), or the
+    /// address of a metadata server, such as "http://host:8080/metadata".
     pub metadata: *const c_char,
-    /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine that peers use. With
-    /// P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server the text is the name of the segment.
-    /// NULL: an address of this machine is chosen.
+    /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine
+    /// that peers use. With P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server
+    /// the text is the name of the segment. NULL: an address of this machine is chosen.
     pub server_name: *const c_char,
     /// The transport to install: "tcp" (also if NULL), or "" for none yet.
     pub transport: *const c_char,
-    /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use for it.
+    /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
+    /// for it.
     pub topology: *const c_char,
 }
 
@@ -43,8 +45,9 @@ unsafe impl Growing for te_engine_options {
 
 /// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
 ///
-/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken, TE_ERR_METADATA when the metadata server
-/// cannot be reached or is of an unknown kind, TE_ERR_NOT_IMPLEMENTED for an unknown transport.
+/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken, TE_ERR_METADATA
+/// when the metadata server cannot be reached or is of an unknown kind, TE_ERR_NOT_IMPLEMENTED for an unknown
+/// transport.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, engine: *mut *mut te_engine) -> te_status {
     call(|| {
@@ -79,12 +82,12 @@ pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, eng
     })
 }
 
-/// Destroys an engine: transfers that still run end as TE_STATE_CANCELED, threads that wait in other calls return, memory is
-/// unregistered, batches are freed, and peers are no longer served.
+/// Destroys an engine: transfers that still run end as TE_STATE_CANCELED, threads that wait in other calls
+/// return, memory is unregistered, batches are freed, and peers are no longer served.
 ///
-/// When it returns, no other call on the engine is inside the library, and the engine touches no memory of the program any more; it
-/// takes up to about five seconds where a peer is slow. Calls that begin meanwhile or later give TE_ERR_INVALID_HANDLE, as does
-/// destroying it twice. NULL is fine and does nothing.
+/// When it returns, no other call on the engine is inside the library, and the engine touches no memory of
+/// the program any more; it takes up to about five seconds where a peer is slow. Calls that begin meanwhile
+/// or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_destroy(engine: *mut te_engine) -> te_status {
     call(|| if engine.is_null() { Ok(()) } else { handle::destroy(engine as u64) })
@@ -92,7 +95,8 @@ pub unsafe extern "C" fn te_engine_destroy(engine: *mut te_engine) -> te_status 
 
 /// Writes the name that peers open, such as "10.0.0.7:15002", into `buffer`, with a NUL at its end.
 ///
-/// `size` is that of the buffer in bytes; if the name does not fit, TE_ERR_INVALID_ARGUMENT, and the text tells the size it takes.
+/// `size` is that of the buffer in bytes; if the name does not fit, TE_ERR_INVALID_ARGUMENT, and the text
+/// tells the size it takes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_address(engine: *mut te_engine, buffer: *mut c_char, size: usize) -> te_status {
     with(engine, |engine| {
@@ -101,10 +105,12 @@ pub unsafe extern "C" fn te_engine_address(engine: *mut te_engine, buffer: *mut 
     })
 }
 
-/// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is there already gives 0.
+/// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
+/// there already gives 0.
 ///
-/// `protocol` is "tcp". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it was before. Calls that
-/// register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for protocols that this build lacks.
+/// `protocol` is "tcp". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
+/// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
+/// protocols that this build lacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_install_transport(
     engine: *mut te_engine,

@@ -1,7 +1,7 @@
 //! Memory
 //!
-//! Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of them. The cost of
-//! registering and unregistering does not depend on how much is registered already.
+//! Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of
+//! them. The cost of registering and unregistering does not depend on how much is registered already.
 
 use std::ffi::{c_char, c_void};
 
@@ -25,7 +25,8 @@ pub const TE_PUBLISH_LATER: u32 = 1;
 
 /// As TE_REGISTER_REFCOUNT says.
 pub const TE_REFERENCES_DEFAULT: u32 = 0;
-/// Registering the same range, location and access again succeeds, and it stays until it has been unregistered as often.
+/// Registering the same range, location and access again succeeds, and it stays until it has been
+/// unregistered as often.
 pub const TE_REFERENCES_ON: u32 = 1;
 /// Registering a range again gives TE_ERR_ADDRESS_OVERLAPPED.
 pub const TE_REFERENCES_OFF: u32 = 2;
@@ -36,8 +37,8 @@ pub const TE_REFERENCES_OFF: u32 = 2;
 pub struct te_memory_options {
     /// sizeof(te_memory_options).
     pub struct_size: usize,
-    /// Where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL: found out when it matters. Transports choose NICs
-    /// by it. Unknown texts count as "*".
+    /// Where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL: found out when it
+    /// matters. Transports choose NICs by it. Unknown texts count as "*".
     pub location: *const c_char,
     /// TE_ACCESS_REMOTE or TE_ACCESS_LOCAL.
     pub access: u32,
@@ -108,9 +109,10 @@ impl te_memory_region {
 
 /// Registers `length` bytes at `addr`, until te_unregister_local_memory or te_engine_destroy.
 ///
-/// `options` may be NULL. On failure nothing is registered. Errors: TE_ERR_INVALID_ARGUMENT for NULL, no bytes, or a range past the
-/// end of the address space; TE_ERR_ADDRESS_OVERLAPPED, with the other range in the text; TE_ERR_METADATA if it could not be
-/// published; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a device or the system refused.
+/// `options` may be NULL. On failure nothing is registered. Errors: TE_ERR_INVALID_ARGUMENT for NULL, no
+/// bytes, or a range past the end of the address space; TE_ERR_ADDRESS_OVERLAPPED, with the other range in
+/// the text; TE_ERR_METADATA if it could not be published; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a
+/// device or the system refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_register_local_memory(
     engine: *mut te_engine,
@@ -128,10 +130,10 @@ pub unsafe extern "C" fn te_register_local_memory(
 
 /// Unregisters the memory that was registered at `addr`, the first byte of its range.
 ///
-/// It refuses new transfers on the memory at once, ends those under way within a fraction of a second, and then releases it. After 0,
-/// neither peers nor this engine touch it. Errors: TE_ERR_ADDRESS_NOT_REGISTERED; TE_ERR_BATCH_BUSY if a transfer did not
-/// end within five seconds: the memory is still in use, and the call can be repeated; TE_ERR_METADATA if peers could not be told,
-/// though the memory is released.
+/// It refuses new transfers on the memory at once, ends those under way within a fraction of a second, and
+/// then releases it. After 0, neither peers nor this engine touch it. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
+/// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
+/// can be repeated; TE_ERR_METADATA if peers could not be told, though the memory is released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_unregister_local_memory(engine: *mut te_engine, addr: *mut c_void) -> te_status {
     with(engine, |engine| engine.unregister(addr as u64, true))
@@ -139,8 +141,8 @@ pub unsafe extern "C" fn te_unregister_local_memory(engine: *mut te_engine, addr
 
 /// Registers `count` ranges with the same options: all of them or, on failure, none. Peers are told once.
 ///
-/// `buffers` is an array with elements of `buffer_size` bytes, sizeof(te_buffer); it may be NULL if `count` is 0. Errors as for
-/// te_register_local_memory; ranges may not overlap each other either.
+/// `buffers` is an array with elements of `buffer_size` bytes, sizeof(te_buffer); it may be NULL if `count`
+/// is 0. Errors as for te_register_local_memory; ranges may not overlap each other either.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_register_local_memory_batch(
     engine: *mut te_engine,
@@ -164,8 +166,8 @@ pub unsafe extern "C" fn te_register_local_memory_batch(
 
 /// Unregisters the memory that was registered at each of `count` addresses. Peers are told once.
 ///
-/// An address that fails does not keep the others from being released; the first failure is returned. `addrs` may be NULL if `count`
-/// is 0. Errors as for te_unregister_local_memory.
+/// An address that fails does not keep the others from being released; the first failure is returned. `addrs`
+/// may be NULL if `count` is 0. Errors as for te_unregister_local_memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_unregister_local_memory_batch(
     engine: *mut te_engine,
@@ -201,8 +203,9 @@ pub unsafe extern "C" fn te_find_local_memory(
 
 /// Describes the registered ranges of this engine in `regions`, in the order in which they were registered.
 ///
-/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be NULL if `capacity` is 0.
-/// `count` receives how many ranges there are, which may be more than `capacity`; the first `capacity` are described then.
+/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be
+/// NULL if `capacity` is 0. `count` receives how many ranges there are, which may be more than `capacity`;
+/// the first `capacity` are described then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_list_local_memory(
     engine: *mut te_engine,

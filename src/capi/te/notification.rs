@@ -20,9 +20,10 @@ pub struct te_notification {
     pub message: *mut c_char,
 }
 
-/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks for up to some seconds.
+/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks for up to some
+/// seconds.
 ///
-/// Errors: TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if it refuses or the segment is unknown. After a
+/// Errors: TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if it refuses. After a
 /// failure of the connection it is not known whether the message arrived; it never arrives twice.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_notify(
@@ -39,8 +40,8 @@ pub unsafe extern "C" fn te_notify(
 
 /// Takes all messages that have arrived at this engine, in the order of their arrival. Never blocks.
 ///
-/// `list` receives an array of `count` messages, which the caller frees with te_free_notifications, or NULL if there are none.
-/// Errors: TE_ERR_MEMORY; the messages are lost then.
+/// `list` receives an array of `count` messages, which the caller frees with te_free_notifications, or NULL
+/// if there are none. Errors: TE_ERR_MEMORY; the messages are lost then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_take_notifications(
     engine: *mut te_engine,

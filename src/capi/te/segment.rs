@@ -1,8 +1,8 @@
 //! Segments
 //!
-//! A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the engine that opened it, for
-//! as long as that engine lives. The engine keeps what it knows of a segment, and looks anew by itself when a transfer fails because
-//! the peer has changed or was started again.
+//! A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
+//! engine that opened it, for as long as that engine lives. The engine keeps what it knows of a segment, and
+//! looks anew by itself when a transfer fails because the peer has changed or was started again.
 
 use std::ffi::c_char;
 
@@ -18,11 +18,12 @@ pub type te_segment = u64;
 /// The segment of the engine itself, which needs no opening.
 pub const TE_LOCAL_SEGMENT: te_segment = 0;
 
-/// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same number when it is open already.
+/// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
+/// number when it is open already.
 ///
-/// Asks the peer, or the metadata server, and blocks for up to some seconds. Leading '/' are not part of a name. Errors:
-/// TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if there is no
-/// such segment; TE_ERR_MALFORMED_JSON.
+/// Asks the peer, or the metadata server, and blocks for up to some seconds. Leading '/' are not part of a
+/// name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot
+/// be reached; TE_ERR_METADATA if there is no such segment; TE_ERR_MALFORMED_JSON.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_open_segment(
     engine: *mut te_engine,
@@ -39,14 +40,16 @@ pub unsafe extern "C" fn te_open_segment(
     })
 }
 
-/// Says that the program is done with a segment. What is known of it and the connections to the peer are kept, since the number may
-/// be in use elsewhere in the program and stays valid; it costs nothing not to call this.
+/// Says that the program is done with a segment. What is known of it and the connections to the peer are
+/// kept, since the number may be in use elsewhere in the program and stays valid; it costs nothing not to
+/// call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_close_segment(engine: *mut te_engine, segment: te_segment) -> te_status {
     with(engine, |engine| engine.segment_name(segment).map(drop))
 }
 
-/// Asks the peer, or the metadata server, for the present state of a segment. On failure the former state is kept.
+/// Asks the peer, or the metadata server, for the present state of a segment. On failure the former state is
+/// kept.
 ///
 /// Blocks for up to some seconds. Errors as for te_open_segment.
 #[unsafe(no_mangle)]
@@ -54,11 +57,12 @@ pub unsafe extern "C" fn te_refresh_segment(engine: *mut te_engine, segment: te_
     with(engine, |engine| engine.refresh_segment(segment))
 }
 
-/// Describes the registered ranges of a segment in `regions`, in the order in which the peer registered them, as far as is known here:
-/// te_refresh_segment first, if it matters.
+/// Describes the registered ranges of a segment in `regions`, in the order in which the peer registered them,
+/// as far as is known here: te_refresh_segment first, if it matters.
 ///
-/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be NULL if `capacity` is 0.
-/// `count` receives how many ranges there are, which may be more than `capacity`; the first `capacity` are described then.
+/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be
+/// NULL if `capacity` is 0. `count` receives how many ranges there are, which may be more than `capacity`;
+/// the first `capacity` are described then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_list_segment_memory(
     engine: *mut te_engine,

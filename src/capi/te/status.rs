@@ -93,7 +93,7 @@ const _: () = {
 };
 
 /// How important a line of the log is. A level includes those above it.
-#[repr(i32)]
+#[repr(C)]
 pub enum te_log_level {
     /// Something failed for good.
     TE_LOG_ERROR = 1,
@@ -109,9 +109,10 @@ pub enum te_log_level {
 
 /// Receives a line of the log.
 ///
-/// It is called on any thread, also on threads of the engine and during calls of the program, and on several threads at once. It
-/// must not block for long and must not destroy an engine. `target` names the part of the library that speaks; both texts are valid
-/// during the call only, and have no line break at their end.
+/// It is called on any thread, also on threads of the engine and during calls of the program, and on several
+/// threads at once. It must not block for long, and not destroy or create engines; lines that its own calls
+/// would make are left out. `target` names the part of the library that speaks; both texts are valid during
+/// the call only, and have no line break at their end.
 pub type te_log_callback = Option<
     unsafe extern "C" fn(user_data: *mut c_void, level: te_log_level, target: *const c_char, message: *const c_char),
 >;
@@ -123,10 +124,12 @@ pub extern "C" fn te_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// The text of the last failure of a call on this thread, of this interface or that of transfer_engine_c.h; "" if there was none.
+/// The text of the last failure of a call on this thread, of this interface or that of transfer_engine_c.h;
+/// "" if there was none.
 ///
-/// The text belongs to the library and stays valid until the next call on this thread that fails. It may have several sentences: what
-/// failed, with addresses and limits, and what to do. Calls that succeed leave it alone.
+/// The text belongs to the library and stays valid until the next call on this thread that fails. It may have
+/// several sentences: what failed, with addresses and limits, and what to do. Calls that succeed leave it
+/// alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn te_last_error() -> *const c_char {
     guard::last_error()
@@ -141,9 +144,10 @@ pub extern "C" fn te_status_name(status: te_status) -> *const c_char {
 
 /// Sends the log of all engines of this process to `callback` instead of to standard error.
 ///
-/// `callback` gets the lines of `level` (a te_log_level) and those more important, and `user_data` with each. NULL sends the log to
-/// standard error again, by `level`, or as MC_LOG_LEVEL says if `level` is 0. When this function has returned, no thread is inside
-/// the callback that was set before, except the calling one.
+/// `callback` gets the lines of `level` (a te_log_level) and those more important, and `user_data` with each.
+/// NULL sends the log to standard error again, or to the file of MC_LOG_DIR. When this function has returned,
+/// no thread is inside the callback that was set before, so `user_data` may be freed. Errors:
+/// TE_ERR_INVALID_ARGUMENT for an unknown level, or when called by a log callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_set_log_callback(callback: te_log_callback, user_data: *mut c_void, level: i32) -> te_status {
     todo!()

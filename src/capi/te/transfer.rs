@@ -1,9 +1,10 @@
 //! Transfers
 //!
-//! A request moves bytes between a contiguous range of this process, which need not be registered, and one of a segment, which must
-//! be, and may reach across ranges that touch. Requests run at the same time and end in any order. Each ends in one of the final
-//! states, which never changes; it always ends, since an engine gives up a transfer that makes no progress. No memory of a request is
-//! touched after its end, whatever its state.
+//! A request moves bytes between a contiguous range of this process, which need not be registered, and one of
+//! a segment, which must be, and may reach across ranges that touch. Requests run at the same time and end in
+//! any order. Each ends in one of the final states, which never changes; it always ends, since an engine
+//! gives up a transfer that makes no progress. No memory of a request is touched after its end, whatever its
+//! state.
 
 use std::ffi::{c_char, c_void};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use crate::transfer::{Request, State, SubmitOptions, TaskStatus};
 use crate::transport::Opcode;
 
 /// Which way the bytes go.
-#[repr(u32)]
+#[repr(C)]
 pub enum te_opcode {
     /// From the segment into local memory.
     TE_READ = 0,
@@ -36,7 +37,8 @@ pub struct te_transfer_request {
     pub opcode: u32,
     /// Zero.
     pub reserved: u32,
-    /// First byte of the local range. The memory is the engine's until the transfer is over: it is read (TE_WRITE) or written (TE_READ).
+    /// First byte of the local range. The memory is the engine's until the transfer is over: it is read
+    /// (TE_WRITE) or written (TE_READ).
     pub local: *mut c_void,
     /// The segment of the other range. TE_LOCAL_SEGMENT is this engine's own.
     pub segment: te_segment,
@@ -57,13 +59,15 @@ unsafe impl Growing for te_transfer_request {
 pub struct te_transfer_options {
     /// sizeof(te_transfer_options).
     pub struct_size: usize,
-    /// Requests that are not over after this time end as TE_STATE_TIMEOUT, in milliseconds since the call. 0: no such limit.
+    /// Requests that are not over after this time end as TE_STATE_TIMEOUT, in milliseconds since the call. 0:
+    /// no such limit.
     pub timeout_ms: i64,
-    /// A request whose connection moves nothing for this time ends as TE_STATE_TIMEOUT, in milliseconds. 0: as MC_SLICE_TIMEOUT
-    /// says, or 30 s.
+    /// A request whose connection moves nothing for this time ends as TE_STATE_TIMEOUT, in milliseconds. 0:
+    /// as MC_SLICE_TIMEOUT says, or 30 s.
     pub stall_timeout_ms: i64,
-    /// With notify_message: a notification for the engine of the first request's segment. It is sent when all requests have completed,
-    /// so the peer finds the bytes in place, and not at all if one fails. NULL for none.
+    /// With notify_message: a notification for the engine of the first request's segment. It is sent when all
+    /// requests have completed, so the peer finds the bytes in place, and not at all if one fails. NULL for
+    /// none.
     pub notify_name: *const c_char,
     /// Set exactly when notify_name is.
     pub notify_message: *const c_char,
@@ -75,7 +79,7 @@ unsafe impl Growing for te_transfer_options {
 }
 
 /// State of a request or a batch. CANCELED, COMPLETED, TIMEOUT and FAILED are final.
-#[repr(i32)]
+#[repr(C)]
 pub enum te_state {
     /// Under way.
     TE_STATE_WAITING = 0,
@@ -113,7 +117,8 @@ pub struct te_transfer_result {
     pub state: i32,
     /// Why it ended as it did; 0 unless the state is CANCELED, TIMEOUT or FAILED.
     pub error: te_status,
-    /// Bytes that are known to have moved; never more than the request's length, and all of them when it has completed.
+    /// Bytes that are known to have moved; never more than the request's length, and all of them when it has
+    /// completed.
     pub bytes: u64,
 }
 
@@ -136,13 +141,17 @@ impl te_transfer_result {
 
 /// Runs `count` requests and returns when all are over.
 ///
-/// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); `options` may be NULL. `results` is an
-/// array of `count` elements of `result_size` bytes, sizeof(te_transfer_result), or NULL (`result_size` is ignored then).
+/// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); `options` may
+/// be NULL. `results` is an array of `count` elements of `result_size` bytes, sizeof(te_transfer_result), or
+/// NULL (`result_size` is ignored then).
 ///
-/// Returns 0 if all requests have completed, else the error of the first that has not, and te_last_error() is its text. In both cases
-/// all results are written. If the call is refused as a whole, nothing is started and no result is written:
-/// TE_ERR_INVALID_ARGUMENT for a bad argument, such as an unknown opcode, a NULL local range that is not empty or one past the end of the
-/// address space, or an unknown segment; TE_ERR_NOT_SUPPORTED_TRANSPORT. Ranges of the peer that are not registered fail the request.
+/// Returns 0 if all requests have completed, else the error of the first that has not, and te_last_error() is
+/// its text. In both cases all results are written. If the call is refused as a whole, nothing is started and
+/// no result is written: TE_ERR_INVALID_ARGUMENT for a bad argument, such as an unknown opcode, or a local
+/// range that is NULL but not empty or that runs past the end of the address space; TE_ERR_INVALID_HANDLE for
+/// an unknown segment; TE_ERR_NOT_SUPPORTED_TRANSPORT. What is wrong with the range of the peer fails its
+/// request only.
+///
 /// If all requests have completed but the notification could not be sent, its error is returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_transfer(
@@ -198,8 +207,8 @@ pub(super) fn no_notification_target() -> Error {
 /// Reads and checks the caller's requests: all or none.
 ///
 /// # Safety
-/// `requests` must have `count` elements of `request_size` bytes. Their local ranges must be the caller's to give, until the transfers
-/// are over.
+/// `requests` must have `count` elements of `request_size` bytes. Their local ranges must be the caller's to
+/// give, until the transfers are over.
 pub(super) unsafe fn read_requests(requests: *const te_transfer_request, request_size: usize, count: usize) -> Result<Vec<Request>> {
     // SAFETY: as for this function.
     let requests = unsafe { growth::read_array(requests, request_size, count, "requests") }?;
