@@ -95,7 +95,7 @@ typedef int32_t te_status;
 /// would make are left out. `target` names the part of the library that speaks; both texts are valid during
 /// the call only, and have no line break at their end.
 typedef void (*te_log_callback)(void *user_data,
-                                enum te_log_level level,
+                                te_log_level level,
                                 const char *target,
                                 const char *message);
 
@@ -225,7 +225,7 @@ typedef struct te_engine_options {
 /// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken, TE_ERR_METADATA
 /// when the metadata server cannot be reached or is of an unknown kind, TE_ERR_NOT_IMPLEMENTED for an unknown
 /// transport.
-te_status te_engine_create(const struct te_engine_options *options, struct te_engine **engine);
+te_status te_engine_create(const te_engine_options *options, te_engine **engine);
 
 /// Destroys an engine: transfers that still run end as TE_STATE_CANCELED, threads that wait in other calls
 /// return, memory is unregistered, batches are freed, and peers are no longer served.
@@ -233,13 +233,13 @@ te_status te_engine_create(const struct te_engine_options *options, struct te_en
 /// When it returns, no other call on the engine is inside the library, and the engine touches no memory of
 /// the program any more; it takes up to about five seconds where a peer is slow. Calls that begin meanwhile
 /// or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
-te_status te_engine_destroy(struct te_engine *engine);
+te_status te_engine_destroy(te_engine *engine);
 
 /// Writes the name that peers open, such as "10.0.0.7:15002", into `buffer`, with a NUL at its end.
 ///
 /// `size` is that of the buffer in bytes; if the name does not fit, TE_ERR_INVALID_ARGUMENT, and the text
 /// tells the size it takes.
-te_status te_engine_address(struct te_engine *engine, char *buffer, size_t size);
+te_status te_engine_address(te_engine *engine, char *buffer, size_t size);
 
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
@@ -247,7 +247,7 @@ te_status te_engine_address(struct te_engine *engine, char *buffer, size_t size)
 /// `protocol` is "tcp". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
 /// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
 /// protocols that this build lacks.
-te_status te_install_transport(struct te_engine *engine, const char *protocol, const char *topology);
+te_status te_install_transport(te_engine *engine, const char *protocol, const char *topology);
 
 // ----------------------------------------------------------------------------------------------------
 // Memory
@@ -326,7 +326,7 @@ typedef struct te_memory_region {
 te_status te_register_local_memory(te_engine *engine,
                                    void *addr,
                                    size_t length,
-                                   const struct te_memory_options *options);
+                                   const te_memory_options *options);
 
 /// Unregisters the memory that was registered at `addr`, the first byte of its range.
 ///
@@ -341,10 +341,10 @@ te_status te_unregister_local_memory(te_engine *engine, void *addr);
 /// `buffers` is an array with elements of `buffer_size` bytes, sizeof(te_buffer); it may be NULL if `count`
 /// is 0. Errors as for te_register_local_memory; ranges may not overlap each other either.
 te_status te_register_local_memory_batch(te_engine *engine,
-                                         const struct te_buffer *buffers,
+                                         const te_buffer *buffers,
                                          size_t buffer_size,
                                          size_t count,
-                                         const struct te_memory_options *options);
+                                         const te_memory_options *options);
 
 /// Unregisters the memory that was registered at each of `count` addresses. Peers are told once.
 ///
@@ -355,7 +355,7 @@ te_status te_unregister_local_memory_batch(te_engine *engine, void *const *addrs
 /// Finds the registered range of this engine that holds the byte at `addr`, and describes it in `region`.
 ///
 /// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
-te_status te_find_local_memory(te_engine *engine, const void *addr, struct te_memory_region *region);
+te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_region *region);
 
 /// Describes the registered ranges of this engine in `regions`, in the order in which they were registered.
 ///
@@ -363,7 +363,7 @@ te_status te_find_local_memory(te_engine *engine, const void *addr, struct te_me
 /// NULL if `capacity` is 0. `count` receives how many ranges there are, which may be more than `capacity`;
 /// the first `capacity` are described then.
 te_status te_list_local_memory(te_engine *engine,
-                               struct te_memory_region *regions,
+                               te_memory_region *regions,
                                size_t region_size,
                                size_t capacity,
                                size_t *count);
@@ -514,11 +514,11 @@ typedef struct te_transfer_result {
 ///
 /// If all requests have completed but the notification could not be sent, its error is returned.
 te_status te_batch_transfer(te_engine *engine,
-                            const struct te_transfer_request *requests,
+                            const te_transfer_request *requests,
                             size_t request_size,
                             size_t count,
-                            const struct te_transfer_options *options,
-                            struct te_transfer_result *results,
+                            const te_transfer_options *options,
+                            te_transfer_result *results,
                             size_t result_size);
 
 // ----------------------------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ te_status te_batch_task_error(te_engine *engine, te_batch batch, size_t task, ch
 /// Tells what has become of a batch. Never blocks.
 ///
 /// Set `status->struct_size` before the call.
-te_status te_batch_poll(te_engine *engine, te_batch batch, struct te_batch_status *status);
+te_status te_batch_poll(te_engine *engine, te_batch batch, te_batch_status *status);
 
 /// Waits until all requests of a batch are over, for up to `timeout_ms` milliseconds; a negative number waits
 /// for as long as it takes.
@@ -594,7 +594,7 @@ te_status te_batch_poll(te_engine *engine, te_batch batch, struct te_batch_statu
 te_status te_batch_wait(te_engine *engine,
                         te_batch batch,
                         int64_t timeout_ms,
-                        struct te_batch_status *status);
+                        te_batch_status *status);
 
 /// Asks for the end of all requests of a batch that are under way. They end within a fraction of a second, as
 /// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that.
@@ -635,10 +635,10 @@ te_status te_notify(te_engine *engine, te_segment segment, const char *name, con
 ///
 /// `list` receives an array of `count` messages, which the caller frees with te_free_notifications, or NULL
 /// if there are none. Errors: TE_ERR_MEMORY; the messages are lost then.
-te_status te_take_notifications(te_engine *engine, struct te_notification **list, size_t *count);
+te_status te_take_notifications(te_engine *engine, te_notification **list, size_t *count);
 
 /// Frees what te_take_notifications gave. (NULL, 0) is fine.
-void te_free_notifications(struct te_notification *list, size_t count);
+void te_free_notifications(te_notification *list, size_t count);
 
 // ----------------------------------------------------------------------------------------------------
 // Statistics
@@ -695,7 +695,7 @@ typedef struct te_statistics {
 } te_statistics;
 
 /// Tells what the engine has counted. Set `statistics->struct_size` before the call.
-te_status te_get_statistics(te_engine *engine, struct te_statistics *statistics);
+te_status te_get_statistics(te_engine *engine, te_statistics *statistics);
 
 #ifdef __cplusplus
 }

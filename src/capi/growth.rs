@@ -189,9 +189,8 @@ mod tests {
     #[test]
     fn a_larger_struct_passes_if_its_tail_is_zero() {
         // SAFETY: the structs have the bytes that they say.
-        let (zero, other) = unsafe {
-            (read_options((&raw const later(0)).cast::<Now>()), read_options((&raw const later(1 << 40)).cast::<Now>()))
-        };
+        let (zero, other) =
+            unsafe { (read_options((&raw const later(0)).cast::<Now>()), read_options((&raw const later(1 << 40)).cast::<Now>())) };
         assert_eq!(zero.unwrap().second, 2);
         let error = other.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);

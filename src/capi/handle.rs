@@ -65,7 +65,8 @@ pub fn take_marked() -> Vec<Arc<Engine>> {
 /// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to
 /// be dereferenced.
 pub fn transport_key(protocol: &str) -> *mut c_void {
-    let hash = protocol.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash =
+        protocol.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     (TRANSPORT_TAG << 56 | hash >> 8) as *mut c_void
 }
 

@@ -226,11 +226,8 @@ pub unsafe extern "C" fn createTransferEngine(
         let (metadata, server_name) = unsafe {
             (text::read(metadata_conn_string, "metadata_conn_string")?, text::read(local_server_name, "local_server_name")?)
         };
-        let options = EngineOptions {
-            metadata: metadata.to_owned(),
-            server_name: server_name.to_owned(),
-            auto_discover: auto_discover != 0,
-        };
+        let options =
+            EngineOptions { metadata: metadata.to_owned(), server_name: server_name.to_owned(), auto_discover: auto_discover != 0 };
         let engine = Engine::create(&options, Config::from_environment())?;
         Ok(handle::insert(engine).as_pointer())
     })
@@ -265,11 +262,7 @@ pub unsafe extern "C" fn getLocalIpAndPort(engine: transfer_engine_t, buf_out: *
 ///
 /// proto is "tcp". args may be NULL; else args[0] is a NIC priority matrix in JSON, or NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn installTransport(
-    engine: transfer_engine_t,
-    proto: *const c_char,
-    args: *mut *mut c_void,
-) -> transport_t {
+pub unsafe extern "C" fn installTransport(engine: transfer_engine_t, proto: *const c_char, args: *mut *mut c_void) -> transport_t {
     guard::call_engine(engine, null, |engine| {
         // SAFETY: the caller passes a NUL-terminated text.
         let protocol = unsafe { text::read(proto, "proto") }?;
@@ -299,7 +292,11 @@ pub unsafe extern "C" fn uninstallTransport(engine: transfer_engine_t, proto: *c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegment(engine: transfer_engine_t, segment_name: *const c_char) -> segment_id_t {
     // SAFETY: the caller passes a NUL-terminated text.
-    guard::call_engine(engine, |_| -1, |engine| segment_number(engine.open_segment(unsafe { text::read(segment_name, "segment_name") }?)?))
+    guard::call_engine(
+        engine,
+        |_| -1,
+        |engine| segment_number(engine.open_segment(unsafe { text::read(segment_name, "segment_name") }?)?),
+    )
 }
 
 /// Like openSegment, but asks the peer or the metadata server for the present state of the segment also if it
@@ -307,7 +304,11 @@ pub unsafe extern "C" fn openSegment(engine: transfer_engine_t, segment_name: *c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegmentNoCache(engine: transfer_engine_t, segment_name: *const c_char) -> segment_id_t {
     // SAFETY: the caller passes a NUL-terminated text.
-    guard::call_engine(engine, |_| -1, |engine| segment_number(engine.open_segment_fresh(unsafe { text::read(segment_name, "segment_name") }?)?))
+    guard::call_engine(
+        engine,
+        |_| -1,
+        |engine| segment_number(engine.open_segment_fresh(unsafe { text::read(segment_name, "segment_name") }?)?),
+    )
 }
 
 /// Does nothing, and returns 0; the number stays valid.
@@ -464,9 +465,9 @@ pub unsafe extern "C" fn getTransferStatus(
     positive(engine, |engine| {
         guard::check_output(status, "status")?;
         let batch = engine.batch(batch_id)?;
-        let task = batch.task_status(task_id).ok_or_else(|| {
-            guard::invalid(format!("the batch has {} requests, none with number {task_id}", batch.len()))
-        })?;
+        let task = batch
+            .task_status(task_id)
+            .ok_or_else(|| guard::invalid(format!("the batch has {} requests, none with number {task_id}", batch.len())))?;
         let shown = transfer_status {
             status: shown_state(task.state, engine.config().slice_timeout.is_some()) as c_int,
             transferred_bytes: task.transferred_bytes,
@@ -493,12 +494,16 @@ pub unsafe extern "C" fn getNotifsFromEngine(engine: transfer_engine_t, size: *m
     }
     // SAFETY: `size` is not NULL, and the caller passes a place for a number.
     unsafe { size.write(0) };
-    guard::call_engine(engine, |_| std::ptr::null_mut(), |engine| {
-        let (messages, count) = messages::allocate(&engine.take_notifications())?;
-        // SAFETY: as above. More than two thousand million messages do not fit into memory.
-        unsafe { size.write(count as c_int) };
-        Ok(messages.cast())
-    })
+    guard::call_engine(
+        engine,
+        |_| std::ptr::null_mut(),
+        |engine| {
+            let (messages, count) = messages::allocate(&engine.take_notifications())?;
+            // SAFETY: as above. More than two thousand million messages do not fit into memory.
+            unsafe { size.write(count as c_int) };
+            Ok(messages.cast())
+        },
+    )
 }
 
 /// Frees what getNotifsFromEngine returned. (NULL, 0) is fine. Returns 0.

@@ -14,9 +14,12 @@ pub fn enable(engine: u64) -> Result<()> {
 /// Shuts down all engines for which that was asked. Does not wait for calls on them, since the process ends.
 fn shut_down_marked() {
     for engine in handle::take_marked() {
-        guard::call(|_| (), || {
-            engine.shutdown(handle::DESTROY_LIMIT);
-            Ok(())
-        });
+        guard::call(
+            |_| (),
+            || {
+                engine.shutdown(handle::DESTROY_LIMIT);
+                Ok(())
+            },
+        );
     }
 }

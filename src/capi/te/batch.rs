@@ -228,5 +228,7 @@ pub unsafe extern "C" fn te_batch_free(engine: *mut te_engine, batch: te_batch) 
 
 /// The status of a task that must exist.
 fn task_status(batch: &Batch, task: usize) -> Result<TaskStatus> {
-    batch.task_status(task).ok_or_else(|| guard::invalid(format!("the batch has {} requests, none with number {task}", batch.len())))
+    batch
+        .task_status(task)
+        .ok_or_else(|| guard::invalid(format!("the batch has {} requests, none with number {task}", batch.len())))
 }

@@ -119,8 +119,7 @@ pub unsafe extern "C" fn te_install_transport(
 ) -> te_status {
     with(engine, |engine| {
         // SAFETY: the caller passes NULL or NUL-terminated texts.
-        let (protocol, topology) =
-            unsafe { (text::read(protocol, "protocol")?, text::read_optional(topology, "topology")?) };
+        let (protocol, topology) = unsafe { (text::read(protocol, "protocol")?, text::read_optional(topology, "topology")?) };
         if engine.has_transport(protocol) { Ok(()) } else { engine.install_transport(protocol, topology) }
     })
 }

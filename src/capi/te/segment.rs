@@ -25,11 +25,7 @@ pub const TE_LOCAL_SEGMENT: te_segment = 0;
 /// name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot
 /// be reached; TE_ERR_METADATA if there is no such segment; TE_ERR_MALFORMED_JSON.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn te_open_segment(
-    engine: *mut te_engine,
-    name: *const c_char,
-    segment: *mut te_segment,
-) -> te_status {
+pub unsafe extern "C" fn te_open_segment(engine: *mut te_engine, name: *const c_char, segment: *mut te_segment) -> te_status {
     with(engine, |engine| {
         guard::check_output(segment, "segment")?;
         // SAFETY: the caller passes a NUL-terminated text.

@@ -113,9 +113,8 @@ pub enum te_log_level {
 /// threads at once. It must not block for long, and not destroy or create engines; lines that its own calls
 /// would make are left out. `target` names the part of the library that speaks; both texts are valid during
 /// the call only, and have no line break at their end.
-pub type te_log_callback = Option<
-    unsafe extern "C" fn(user_data: *mut c_void, level: te_log_level, target: *const c_char, message: *const c_char),
->;
+pub type te_log_callback =
+    Option<unsafe extern "C" fn(user_data: *mut c_void, level: te_log_level, target: *const c_char, message: *const c_char)>;
 
 /// The version of the library that is loaded, such as "0.1.0". The text is static.
 #[unsafe(no_mangle)]

@@ -209,7 +209,11 @@ pub(super) fn no_notification_target() -> Error {
 /// # Safety
 /// `requests` must have `count` elements of `request_size` bytes. Their local ranges must be the caller's to
 /// give, until the transfers are over.
-pub(super) unsafe fn read_requests(requests: *const te_transfer_request, request_size: usize, count: usize) -> Result<Vec<Request>> {
+pub(super) unsafe fn read_requests(
+    requests: *const te_transfer_request,
+    request_size: usize,
+    count: usize,
+) -> Result<Vec<Request>> {
     // SAFETY: as for this function.
     let requests = unsafe { growth::read_array(requests, request_size, count, "requests") }?;
     requests
@@ -239,9 +243,7 @@ pub(super) unsafe fn read_requests(requests: *const te_transfer_request, request
 ///
 /// # Safety
 /// `options` must be NULL or a struct of `struct_size` bytes with NUL-terminated texts.
-pub(super) unsafe fn read_transfer_options(
-    options: *const te_transfer_options,
-) -> Result<(SubmitOptions, Option<Notification>)> {
+pub(super) unsafe fn read_transfer_options(options: *const te_transfer_options) -> Result<(SubmitOptions, Option<Notification>)> {
     // SAFETY: as for this function.
     let options = unsafe { growth::read_options(options) }?;
     let notification = match (options.notify_name.is_null(), options.notify_message.is_null()) {
