@@ -188,9 +188,10 @@ mod tests {
 
     #[test]
     fn a_larger_struct_passes_if_its_tail_is_zero() {
+        let (zero, other) = (later(0), later(1 << 40));
         // SAFETY: the structs have the bytes that they say.
         let (zero, other) =
-            unsafe { (read_options((&raw const later(0)).cast::<Now>()), read_options((&raw const later(1 << 40)).cast::<Now>())) };
+            unsafe { (read_options((&raw const zero).cast::<Now>()), read_options((&raw const other).cast::<Now>())) };
         assert_eq!(zero.unwrap().second, 2);
         let error = other.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);

@@ -84,7 +84,7 @@ mod tests {
     fn an_array_of_nothing_may_be_null() {
         // SAFETY: nothing is read of arrays that are empty or refused.
         unsafe {
-            assert_eq!(read_addresses(std::ptr::null(), 0).unwrap(), []);
+            assert!(read_addresses(std::ptr::null(), 0).unwrap().is_empty());
             assert!(read_addresses(std::ptr::null(), 1).is_err());
             assert!(read_addresses([std::ptr::null_mut()].as_ptr(), usize::MAX).is_err());
         }

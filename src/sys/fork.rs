@@ -40,7 +40,7 @@ pub fn in_child_of(generation: u32) -> bool {
 /// into the upper half.
 fn draw(word: &AtomicU64, seen: u64, mark: u32) -> u32 {
     let next = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
-    match word.compare_exchange(seen, u64::from(mark) << 32 | u64::from(next), Ordering::AcqRel, Ordering::Acquire) {
+    match word.compare_exchange(seen, (u64::from(mark) << 32) | u64::from(next), Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => next,
         Err(other) => other as u32,
     }
@@ -69,15 +69,20 @@ fn make_page() -> *mut AtomicU64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
 
-    /// The exit code of a child that runs `body`, which may take no lock.
+    /// The exit code of a child that runs `body`, which may take no lock that another thread can hold. A child that hangs is ended.
     pub fn fork_and_run(body: impl FnOnce() -> i32) -> i32 {
         // SAFETY: the child does what `body` does and ends without running anything of its parent.
         unsafe {
             match libc::fork() {
-                0 => libc::_exit(body()),
+                0 => {
+                    libc::alarm(20);
+                    libc::_exit(catch_unwind(AssertUnwindSafe(body)).unwrap_or(101))
+                }
                 child => {
                     assert!(child > 0, "fork failed");
                     let mut status = 0;

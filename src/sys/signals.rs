@@ -8,16 +8,18 @@
 //! that did not ask again, a signal ends the process at once with 128 plus the number.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
 use crate::sys::fork;
 
+/// The generation of the process that has called, so that one thread of it sets things up.
+static CLAIMED: AtomicU32 = AtomicU32::new(0);
+/// The generation of the process whose thread reads the pipe; 0 if there is none. Set after [`PIPE`].
+static WATCHED: AtomicU32 = AtomicU32::new(0);
 /// Where the handler writes.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
-/// The generation of the process whose thread reads the pipe; 0 if there is none.
-static WATCHED: AtomicU32 = AtomicU32::new(0);
 /// Whether a signal has arrived, so that the thread is going to end the process.
 static ENDING: AtomicBool = AtomicBool::new(false);
 static DEED: OnceLock<fn()> = OnceLock::new();
@@ -31,25 +33,29 @@ static DONE: Once = Once::new();
 /// What the system said about a pipe, a thread or a handler. The call can be repeated.
 pub fn run_at_end(deed: fn()) -> io::Result<()> {
     let here = fork::generation();
-    let before = WATCHED.load(Ordering::Acquire);
-    if before == here || WATCHED.compare_exchange(before, here, Ordering::AcqRel, Ordering::Acquire).is_err() {
+    let before = CLAIMED.load(Ordering::Acquire);
+    if before == here || CLAIMED.compare_exchange(before, here, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return Ok(());
     }
     DEED.get_or_init(|| deed);
-    install(before == 0).inspect_err(|_| WATCHED.store(before, Ordering::Release))
+    install(here).inspect_err(|_| CLAIMED.store(before, Ordering::Release))
 }
 
-fn install(at_exit: bool) -> io::Result<()> {
+fn install(here: u32) -> io::Result<()> {
+    static AT_EXIT: AtomicBool = AtomicBool::new(false);
     let (reader, writer) = pipe()?;
     spawn_without_signals(move || watch(reader))?;
-    // The write end is open for as long as the process lives. In a child it replaces the parent's.
-    PIPE.store(std::os::fd::IntoRawFd::into_raw_fd(writer), Ordering::Release);
-    // SAFETY: the handlers are functions of this library, which do what their contexts allow.
-    unsafe {
-        if at_exit && libc::atexit(end_by_exit) != 0 {
-            return Err(io::Error::other("atexit has no room"));
-        }
-        for signal in [libc::SIGTERM, libc::SIGINT] {
+    // The write end stays open for as long as the process lives. In a child it takes the place of the parent's.
+    PIPE.store(writer.into_raw_fd(), Ordering::Release);
+    WATCHED.store(here, Ordering::Release);
+    // SAFETY: the function may be called when the process exits.
+    if !AT_EXIT.swap(true, Ordering::AcqRel) && unsafe { libc::atexit(end_by_exit) } != 0 {
+        AT_EXIT.store(false, Ordering::Release);
+        return Err(io::Error::other("atexit has no room"));
+    }
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: all zeros are a valid action, and the handler does only what is safe in one.
+        unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = end_by_signal as extern "C" fn(i32) as usize;
             action.sa_flags = libc::SA_RESTART;
@@ -128,5 +134,114 @@ extern "C" fn end_by_signal(signal: i32) {
         let before = *error;
         libc::write(PIPE.load(Ordering::Acquire), (&raw const signal).cast(), 1);
         *error = before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::fork::tests::fork_and_run;
+
+    /// Where the deed of the tests leaves a byte.
+    static TRACE: AtomicI32 = AtomicI32::new(-1);
+
+    fn leave_trace() {
+        // SAFETY: the buffer has the byte that is written.
+        unsafe { libc::write(TRACE.load(Ordering::SeqCst), c"x".as_ptr().cast(), 1) };
+    }
+
+    /// Runs `body` in a child. Its exit code, and how often the deed was done in it or in its children.
+    fn run(body: impl FnOnce() -> i32) -> (i32, usize) {
+        use std::io::Read;
+        let (reader, writer) = pipe().unwrap();
+        let code = fork_and_run(|| {
+            TRACE.store(writer.as_raw_fd(), Ordering::SeqCst);
+            body()
+        });
+        drop(writer);
+        let mut trace = Vec::new();
+        std::fs::File::from(reader).read_to_end(&mut trace).unwrap();
+        (code, trace.len())
+    }
+
+    fn raise(signal: i32) {
+        // SAFETY: the process wants the signal.
+        unsafe { libc::raise(signal) };
+    }
+
+    fn exit(code: i32) -> i32 {
+        // SAFETY: ends a process that no other thread of the tests is part of.
+        unsafe { libc::exit(code) }
+    }
+
+    fn wait_for_the_end() -> i32 {
+        loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+
+    #[test]
+    fn a_signal_ends_the_process_after_the_deed() {
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            let ended = run(|| {
+                run_at_end(leave_trace).unwrap();
+                run_at_end(leave_trace).unwrap();
+                raise(signal);
+                wait_for_the_end()
+            });
+            assert_eq!(ended, (128 + signal, 1));
+        }
+    }
+
+    #[test]
+    fn exit_does_the_deed_and_keeps_its_code() {
+        let ended = run(|| {
+            run_at_end(leave_trace).unwrap();
+            exit(5)
+        });
+        assert_eq!(ended, (5, 1));
+    }
+
+    #[test]
+    fn a_program_that_exits_on_a_signal_ends_by_the_signal() {
+        let ended = run(|| {
+            run_at_end(leave_trace).unwrap();
+            raise(libc::SIGTERM);
+            exit(5)
+        });
+        assert_eq!(ended, (128 + libc::SIGTERM, 1));
+    }
+
+    #[test]
+    fn a_child_that_did_not_ask_does_no_deed() {
+        let ended = run(|| {
+            run_at_end(leave_trace).unwrap();
+            let by_signal = fork_and_run(|| {
+                raise(libc::SIGTERM);
+                wait_for_the_end()
+            });
+            let by_exit = fork_and_run(|| exit(6));
+            if (by_signal, by_exit) == (128 + libc::SIGTERM, 6) { 42 } else { 1 }
+        });
+        assert_eq!(ended, (42, 0));
+    }
+
+    #[test]
+    fn a_child_that_asks_anew_does_the_deed() {
+        let ended = run(|| {
+            run_at_end(leave_trace).unwrap();
+            let by_signal = fork_and_run(|| {
+                run_at_end(leave_trace).unwrap();
+                raise(libc::SIGTERM);
+                wait_for_the_end()
+            });
+            let by_exit = fork_and_run(|| {
+                run_at_end(leave_trace).unwrap();
+                exit(6)
+            });
+            if (by_signal, by_exit) == (128 + libc::SIGTERM, 6) { 42 } else { 1 }
+        });
+        assert_eq!(ended, (42, 2));
     }
 }
