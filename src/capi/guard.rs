@@ -2,10 +2,10 @@
 //! and keep its text.
 //!
 //! [`call`] is the way in. A panic inside becomes [`Code::Internal`] with the panic's text and one line in
-//! the log; nothing is printed, since a hook that is set at the first call keeps quiet for panics inside a
-//! call and leaves all others to the hook that was there. The text of the last error belongs to a thread, and
-//! is replaced by its next failure only. Cost of a call that succeeds: some thread-local arithmetic and, with
-//! an engine, what [`handle::enter`] costs.
+//! the log; nothing is printed, since a panic hook that is set at the first call keeps quiet for panics
+//! inside a call and leaves all others to the hook that was there. The text of the last error belongs to a
+//! thread, and is replaced by its next failure only. Cost of a call that succeeds: some thread-local
+//! arithmetic and, with an engine, what [`handle::enter`] costs.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -13,9 +13,10 @@ use std::ffi::{CString, c_char, c_void};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::capi::handle;
+use crate::capi::{handle, text};
 use crate::engine::Engine;
 use crate::error::{Code, Error, Result};
+use crate::telemetry::log;
 
 thread_local! {
     static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
@@ -28,7 +29,7 @@ thread_local! {
 /// Runs the body of a C function. `failed` makes the function's value of an error, whose text becomes the
 /// thread's last one.
 pub fn call<R>(failed: impl FnOnce(&Error) -> R, body: impl FnOnce() -> Result<R>) -> R {
-    install_panic_hook();
+    prepare_process();
     DEPTH.set(DEPTH.get() + 1);
     // Nothing of the body is looked at after a panic but the state of the engine, whose locks do not poison and whose invariants hold
     // between any two statements that can panic.
@@ -93,16 +94,19 @@ pub fn check_array<T>(array: *const T, element_size: usize, count: usize, name: 
 }
 
 fn keep_last_error(error: &Error) {
-    let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+    let text = text::to_c(&error.to_string());
     // A thread whose locals are gone already goes without.
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(text));
 }
 
-fn install_panic_hook() {
-    static INSTALLED: AtomicBool = AtomicBool::new(false);
-    if INSTALLED.load(Ordering::Relaxed) || std::thread::panicking() || INSTALLED.swap(true, Ordering::Relaxed) {
+/// Puts the log and the quiet panic hook in place, once.
+fn prepare_process() {
+    static PREPARED: AtomicBool = AtomicBool::new(false);
+    // The hook cannot be changed while this thread unwinds.
+    if PREPARED.load(Ordering::Relaxed) || std::thread::panicking() || PREPARED.swap(true, Ordering::Relaxed) {
         return;
     }
+    log::install();
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if DEPTH.get() == 0 {

@@ -3,7 +3,7 @@
 //! Names must be UTF-8. Locations and the texts of notifications may be any bytes, as upstream's callers are
 //! used to; what is not UTF-8 in them is replaced by U+FFFD, since they travel in JSON.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
 
 use crate::capi::guard;
@@ -87,6 +87,11 @@ pub unsafe fn write_whole(buffer: *mut c_char, size: usize, text: &str) -> Resul
     }
     // SAFETY: as for this function.
     unsafe { write_cut(buffer, size, text) }
+}
+
+/// A copy of a text with a NUL at its end; a NUL inside becomes a space.
+pub fn to_c(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
 /// A text in an array of `N` characters, cut where it does not fit, always with a NUL at its end.

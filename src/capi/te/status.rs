@@ -2,8 +2,12 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::capi::guard;
+use tracing::Level;
+
+use crate::capi::te::call;
+use crate::capi::{guard, text};
 use crate::error::Code;
+use crate::telemetry::log;
 
 /// What a function returns: TE_OK or a negative TE_ERR_ number.
 pub type te_status = i32;
@@ -149,5 +153,45 @@ pub extern "C" fn te_status_name(status: te_status) -> *const c_char {
 /// TE_ERR_INVALID_ARGUMENT for an unknown level, or when called by a log callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_set_log_callback(callback: te_log_callback, user_data: *mut c_void, level: i32) -> te_status {
-    todo!()
+    call(|| {
+        let level = match level {
+            level if level == te_log_level::TE_LOG_ERROR as i32 => Level::ERROR,
+            level if level == te_log_level::TE_LOG_WARNING as i32 => Level::WARN,
+            level if level == te_log_level::TE_LOG_INFO as i32 => Level::INFO,
+            level if level == te_log_level::TE_LOG_DEBUG as i32 => Level::DEBUG,
+            level if level == te_log_level::TE_LOG_TRACE as i32 => Level::TRACE,
+            other => return Err(guard::invalid(format!("level is {other}; it must be a te_log_level (1 to 5)"))),
+        };
+        let callback = callback.map(|function| {
+            let receiver = Receiver { function, user_data };
+            Box::new(move |level, target: &str, message: &str| receiver.call(level, target, message)) as log::Callback
+        });
+        log::set_callback(callback, level)
+    })
+}
+
+/// The program's function, with its data.
+struct Receiver {
+    function: unsafe extern "C" fn(*mut c_void, te_log_level, *const c_char, *const c_char),
+    user_data: *mut c_void,
+}
+
+// SAFETY: the program was told that its function is called on any thread, and on several at once.
+unsafe impl Send for Receiver {}
+// SAFETY: as above.
+unsafe impl Sync for Receiver {}
+
+impl Receiver {
+    fn call(&self, level: Level, target: &str, message: &str) {
+        let level = match level {
+            Level::ERROR => te_log_level::TE_LOG_ERROR,
+            Level::WARN => te_log_level::TE_LOG_WARNING,
+            Level::INFO => te_log_level::TE_LOG_INFO,
+            Level::DEBUG => te_log_level::TE_LOG_DEBUG,
+            Level::TRACE => te_log_level::TE_LOG_TRACE,
+        };
+        let (target, message) = (text::to_c(target), text::to_c(message));
+        // SAFETY: the program passed a function of this type, and both texts live until it returns.
+        unsafe { (self.function)(self.user_data, level, target.as_ptr(), message.as_ptr()) }
+    }
 }
