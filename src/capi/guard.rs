@@ -9,17 +9,22 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Once;
 
 use crate::capi::{handle, text};
 use crate::engine::Engine;
 use crate::error::{Code, Error, Result};
 use crate::telemetry::log;
 
+/// Room for the text of an error; longer ones are cut.
+const TEXT_SIZE: usize = 2048;
+
 thread_local! {
-    static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// It stays where it is for the life of the thread: programs ask for it in the same statement that calls
+    /// the function.
+    static LAST_ERROR: RefCell<Box<[c_char; TEXT_SIZE]>> = RefCell::new(Box::new([0; TEXT_SIZE]));
     /// How many calls this thread is inside: more than one when a callback calls the library.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     /// Where the panic that this thread unwinds from happened.
@@ -62,11 +67,10 @@ pub fn positive(error: &Error) -> i32 {
     error.code().status_number()
 }
 
-/// The text of this thread's last failure, valid until its next one.
+/// The text of this thread's last failure, at an address that is the same for the life of the thread.
 pub fn last_error() -> *const c_char {
     // A thread whose locals are gone already has nothing to tell.
-    let text = LAST_ERROR.try_with(|text| text.borrow().as_ref().map(|text| text.as_ptr()));
-    text.ok().flatten().unwrap_or(c"".as_ptr())
+    LAST_ERROR.try_with(|text| text.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// An error for a bad argument.
@@ -76,10 +80,13 @@ pub fn invalid(message: impl Into<String>) -> Error {
 
 /// Checks a pointer that the library is to write one value to.
 pub fn check_output<T>(output: *mut T, name: &str) -> Result<()> {
-    match output.is_null() || !output.is_aligned() {
-        false => Ok(()),
-        true => Err(invalid(format!("{name} is {output:p}, where no value of this type can be written"))),
+    if output.is_null() {
+        return Err(invalid(format!("{name} is NULL")));
     }
+    if !output.is_aligned() {
+        return Err(invalid(format!("{name} is {output:p}, which is not aligned to {} bytes", align_of::<T>())));
+    }
+    Ok(())
 }
 
 /// Checks an array of C, as far as can be without touching it.
@@ -94,27 +101,28 @@ pub fn check_array<T>(array: *const T, element_size: usize, count: usize, name: 
 }
 
 fn keep_last_error(error: &Error) {
-    let text = text::to_c(&error.to_string());
     // A thread whose locals are gone already goes without.
-    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = Some(text));
+    let _ = LAST_ERROR.try_with(|last| **last.borrow_mut() = text::array(&error.to_string()));
 }
 
 /// Puts the log and the quiet panic hook in place, once.
 fn prepare_process() {
-    static PREPARED: AtomicBool = AtomicBool::new(false);
+    static PREPARED: Once = Once::new();
     // The hook cannot be changed while this thread unwinds.
-    if PREPARED.load(Ordering::Relaxed) || std::thread::panicking() || PREPARED.swap(true, Ordering::Relaxed) {
+    if PREPARED.is_completed() || std::thread::panicking() {
         return;
     }
-    log::install();
-    let previous = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        if DEPTH.get() == 0 {
-            return previous(info);
-        }
-        let place = info.location().map(|place| place.to_string()).unwrap_or_default();
-        let _ = PANIC_PLACE.try_with(|last| *last.borrow_mut() = place);
-    }));
+    PREPARED.call_once(|| {
+        log::install();
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if DEPTH.get() == 0 {
+                return previous(info);
+            }
+            let place = info.location().map(|place| place.to_string()).unwrap_or_default();
+            let _ = PANIC_PLACE.try_with(|last| *last.borrow_mut() = place);
+        }));
+    });
 }
 
 fn panic_text(payload: Box<dyn Any + Send>) -> String {
@@ -134,7 +142,7 @@ mod tests {
     use super::*;
 
     fn last_text() -> String {
-        // SAFETY: the text is valid until the next failure on this thread.
+        // SAFETY: the text ends with a NUL, and no call fails meanwhile on this thread.
         unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
     }
 
@@ -160,6 +168,10 @@ mod tests {
         std::thread::spawn(|| assert_eq!(last_text(), "")).join().unwrap();
         assert_eq!(call(positive, || Err::<i32, _>(Error::quiet(Code::Metadata, "second"))), 200);
         assert_eq!(last_text(), "metadata: second");
+        let before = last_error();
+        call(|_| (), || Err(Error::quiet(Code::Memory, "x".repeat(2 * TEXT_SIZE))));
+        assert_eq!(last_error(), before);
+        assert_eq!(last_text().len(), TEXT_SIZE - 1);
     }
 
     #[test]

@@ -94,11 +94,12 @@ pub fn to_c(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
-/// A text in an array of `N` characters, cut where it does not fit, always with a NUL at its end.
+/// A text in an array of `N` characters, cut where it does not fit, always with a NUL at its end; a NUL
+/// inside becomes a space.
 pub fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (to, from) in array[..N - 1].iter_mut().zip(text.bytes()) {
-        *to = from as c_char;
+        *to = if from == 0 { b' ' } else { from } as c_char;
     }
     array
 }
@@ -171,5 +172,6 @@ mod tests {
     fn an_array_keeps_room_for_the_nul() {
         assert_eq!(read_buffer(&array::<4>("abcdef")), "abc");
         assert_eq!(read_buffer(&array::<4>("ab")), "ab");
+        assert_eq!(read_buffer(&array::<4>("a\0b")), "a b");
     }
 }

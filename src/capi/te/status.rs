@@ -130,9 +130,9 @@ pub extern "C" fn te_version() -> *const c_char {
 /// The text of the last failure of a call on this thread, of this interface or that of transfer_engine_c.h;
 /// "" if there was none.
 ///
-/// The text belongs to the library and stays valid until the next call on this thread that fails. It may have
-/// several sentences: what failed, with addresses and limits, and what to do. Calls that succeed leave it
-/// alone.
+/// The text belongs to the library. It stays at the same address for the life of the thread, and is replaced
+/// when the next call on the thread fails; calls that succeed leave it alone. It may have several sentences:
+/// what failed, with addresses and limits, and what to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn te_last_error() -> *const c_char {
     guard::last_error()
