@@ -70,6 +70,7 @@ extern "C" {
 
 // ----------------------------------------------------------------------------------------------------
 // Version, errors and log
+//
 
 /// How important a line of the log is. A level includes those above it.
 typedef enum te_log_level {
@@ -177,9 +178,9 @@ const char *te_version(void);
 /// The text of the last failure of a call on this thread, of this interface or that of transfer_engine_c.h;
 /// "" if there was none.
 ///
-/// The text belongs to the library and stays valid until the next call on this thread that fails. It may have
-/// several sentences: what failed, with addresses and limits, and what to do. Calls that succeed leave it
-/// alone.
+/// The text belongs to the library. It stays at the same address for the life of the thread, and is replaced
+/// when the next call on the thread fails; calls that succeed leave it alone. It may have several sentences:
+/// what failed, with addresses and limits, and what to do.
 const char *te_last_error(void);
 
 /// The name of a status, such as "TE_ERR_TIMEOUT"; "unknown" for other numbers. The text is static.
@@ -195,6 +196,7 @@ te_status te_set_log_callback(te_log_callback callback, void *user_data, int32_t
 
 // ----------------------------------------------------------------------------------------------------
 // Engine
+//
 // An engine is a place in the cluster: it has a name that peers open, threads that serve them, and the
 // transports by which bytes move. Most processes have one. Creating it reads the environment variables MC_*
 // and TE_*.
@@ -251,6 +253,7 @@ te_status te_install_transport(te_engine *engine, const char *protocol, const ch
 
 // ----------------------------------------------------------------------------------------------------
 // Memory
+//
 // Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of
 // them. The cost of registering and unregistering does not depend on how much is registered already.
 
@@ -370,6 +373,7 @@ te_status te_list_local_memory(te_engine *engine,
 
 // ----------------------------------------------------------------------------------------------------
 // Segments
+//
 // A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
 // engine that opened it, for as long as that engine lives. The engine keeps what it knows of a segment, and
 // looks anew by itself when a transfer fails because the peer has changed or was started again.
@@ -419,6 +423,7 @@ te_status te_probe_segment(te_engine *engine, te_segment segment);
 
 // ----------------------------------------------------------------------------------------------------
 // Transfers
+//
 // A request moves bytes between a contiguous range of this process, which need not be registered, and one of
 // a segment, which must be, and may reach across ranges that touch. Requests run at the same time and end in
 // any order. Each ends in one of the final states, which never changes; it always ends, since an engine
@@ -523,6 +528,7 @@ te_status te_batch_transfer(te_engine *engine,
 
 // ----------------------------------------------------------------------------------------------------
 // Batches
+//
 // A batch runs requests while the program goes on: submit, then poll, wait, or watch a file descriptor. The
 // requests of a batch are numbered from 0, in the order in which they were submitted.
 
@@ -614,6 +620,7 @@ te_status te_batch_free(te_engine *engine, te_batch batch);
 
 // ----------------------------------------------------------------------------------------------------
 // Notifications
+//
 // Short messages between engines: a name and a text. te_transfer_options can send one after a transfer.
 
 /// A message.
@@ -642,6 +649,7 @@ void te_free_notifications(te_notification *list, size_t count);
 
 // ----------------------------------------------------------------------------------------------------
 // Statistics
+//
 // Numbers since the engine was created. Each is exact, but they are not read at one instant.
 
 /// What an engine has counted.

@@ -215,7 +215,7 @@ int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 /// and the engine is as it was before; te_last_error() of te.h says why. A transport that is installed
 /// already is returned as it is.
 ///
-/// proto is "tcp". args may be NULL; else args[0] is a NIC priority matrix in JSON, or NULL.
+/// proto is "tcp". args may be NULL; else its first element is a NIC priority matrix in JSON, or NULL.
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 
 /// Does nothing, and returns 0.

@@ -260,7 +260,7 @@ pub unsafe extern "C" fn getLocalIpAndPort(engine: transfer_engine_t, buf_out: *
 /// and the engine is as it was before; te_last_error() of te.h says why. A transport that is installed
 /// already is returned as it is.
 ///
-/// proto is "tcp". args may be NULL; else args[0] is a NIC priority matrix in JSON, or NULL.
+/// proto is "tcp". args may be NULL; else its first element is a NIC priority matrix in JSON, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn installTransport(engine: transfer_engine_t, proto: *const c_char, args: *mut *mut c_void) -> transport_t {
     guard::call_engine(engine, null, |engine| {
