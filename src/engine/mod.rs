@@ -137,7 +137,9 @@ impl Engine {
                 Some(address) => address.to_string(),
                 None => {
                     let loopback = if config.use_ipv6 { "::1" } else { "127.0.0.1" };
-                    tracing::warn!("no network interface is up: only this machine can reach the engine, at {loopback}; give a host otherwise");
+                    tracing::warn!(
+                        "no network interface is up: only this machine can reach the engine, at {loopback}; give a host otherwise"
+                    );
                     loopback.into()
                 }
             },
@@ -472,15 +474,10 @@ impl Engine {
 
     /// Carries out the requests and returns when all are terminal: one status for each, in order. An error means that nothing was
     /// started.
-    pub fn transfer(
-        &self,
-        requests: &[Request],
-        notification: Option<Notification>,
-        options: SubmitOptions,
-    ) -> Result<Vec<TaskStatus>> {
+    pub fn transfer(&self, requests: &[Request], options: SubmitOptions) -> Result<Vec<TaskStatus>> {
         let host: Weak<dyn BatchHost> = self.this.clone();
         let batch = Batch::new(0, requests.len(), host, self.counters.clone());
-        self.submit(&batch, requests, notification, options)?;
+        self.submit(&batch, requests, None, options)?;
         batch.wait(None);
         Ok((0..requests.len()).filter_map(|task| batch.task_status(task)).collect())
     }

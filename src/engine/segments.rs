@@ -151,7 +151,7 @@ impl Segments {
     pub fn get(&self, id: u64) -> Result<Arc<RemoteSegment>> {
         self.table.read().by_id.get(&id).cloned().ok_or_else(|| {
             let text = format!("segment {id} is not known here: never opened, or removed; open it by its name");
-            Error::new(Code::InvalidArgument, text)
+            Error::new(Code::InvalidHandle, text)
         })
     }
 

@@ -8,10 +8,12 @@ pub mod background;
 pub mod clock;
 pub mod epoll;
 pub mod event;
+pub mod fork;
 pub mod interfaces;
 pub mod limits;
 pub mod memory;
 pub mod process;
+pub mod signals;
 pub mod socket;
 
 pub use memory::MemoryRange;

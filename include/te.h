@@ -1,0 +1,712 @@
+// Transfer engine: registers memory of this process and moves it to and from the memory of other processes.
+//
+// An engine has a name, under which peers open it as a *segment*. A process registers the memory that peers
+// may read and write, opens the segments of its peers, and asks for transfers between its own memory and
+// ranges of theirs: many at once in a batch, synchronously or with a status to poll or wait for. A transfer
+// is over only when the engine will not touch its memory again.
+//
+// A program that writes a buffer into a peer's memory, without the checks of the returned values:
+//
+//     te_engine *engine;
+//     te_segment peer;
+//     te_memory_region target = {sizeof target};
+//     size_t count;
+//
+//     te_engine_create(NULL, &engine);
+//     te_register_local_memory(engine, buffer, length, NULL);
+//     te_open_segment(engine, "10.0.0.7:15002", &peer);
+//     te_list_segment_memory(engine, peer, &target, sizeof target, 1, &count);
+//
+//     te_transfer_request request = {TE_WRITE, 0, buffer, peer, target.addr, length};
+//     if (te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0) != 0)
+//         fprintf(stderr, "%s\n", te_last_error());
+//
+//     te_engine_destroy(engine);
+//
+// Conventions
+//
+// Results. Functions return a te_status: 0, or one of the negative TE_ERR_ numbers. After a failure
+// te_last_error() gives its text. Outputs are the last parameters and are written only on success, unless
+// the function says otherwise.
+//
+// Texts. Strings are NUL-terminated UTF-8, are read during the call only, and may not be NULL unless that is
+// said to mean something. Locations and the texts of notifications may be any bytes; what is not UTF-8 in
+// them is replaced by U+FFFD.
+//
+// Structs that grow. Later versions add fields at the end of structs, never elsewhere, so a program and a
+// library of different versions work together. Structs that are passed alone begin with `struct_size`: set
+// it to sizeof the struct, and the rest to zero before setting fields. Functions that take arrays of structs
+// take the size of one element as well. The library reads fields that the caller's struct does not have as
+// their defaults. It refuses a struct that is larger than it knows with TE_ERR_INVALID_ARGUMENT if one of
+// the unknown bytes of an input is not zero; unknown bytes of an output are set to zero. Sizes below that of
+// the first version or above 4096 are refused. Fields named `reserved` must be zero. A NULL pointer to an
+// options struct stands for all defaults.
+//
+// Handles. An engine is a key, not an address; segments and batches are numbers. One that was destroyed,
+// freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used again for something else. The
+// handle of an engine serves the functions of transfer_engine_c.h as well, and the other way round.
+//
+// Threads. Any thread may call any function at any time, also on the same engine, batch or segment, unless a
+// function says otherwise. te_engine_destroy wakes up the threads that wait in other calls on the engine.
+//
+// Memory. The memory of a transfer must stay valid until the transfer is over, registered memory until it is
+// unregistered. Memory of the caller may be freed once te_unregister_local_memory has returned 0.
+//
+// Processes. A child made by fork() cannot use its parent's engines: calls give TE_ERR_FORKED. It may create
+// its own.
+//
+// Signals. The library installs no signal handler, never ends the process, and never writes to standard
+// output.
+
+#ifndef TE_H
+#define TE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ----------------------------------------------------------------------------------------------------
+// Version, errors and log
+//
+
+/// How important a line of the log is. A level includes those above it.
+typedef enum te_log_level {
+    /// Something failed for good.
+    TE_LOG_ERROR = 1,
+    /// A call failed, or something will go wrong later. The default.
+    TE_LOG_WARNING = 2,
+    /// Life cycle: engines, transports, segments.
+    TE_LOG_INFO = 3,
+    /// Connections and registrations.
+    TE_LOG_DEBUG = 4,
+    /// Every transfer.
+    TE_LOG_TRACE = 5,
+} te_log_level;
+
+/// What a function returns: TE_OK or a negative TE_ERR_ number.
+typedef int32_t te_status;
+
+/// Receives a line of the log.
+///
+/// It is called on any thread, also on threads of the engine and during calls of the program, and on several
+/// threads at once. It must not block for long, and not destroy or create engines; lines that its own calls
+/// would make are left out. `target` names the part of the library that speaks; both texts are valid during
+/// the call only, and have no line break at their end.
+typedef void (*te_log_callback)(void *user_data,
+                                te_log_level level,
+                                const char *target,
+                                const char *message);
+
+/// Success.
+#define TE_OK 0
+
+/// An argument is out of range, NULL where it may not be, or contradicts another one.
+#define TE_ERR_INVALID_ARGUMENT -1
+
+/// The batch has no room for that many more requests. Nothing was queued.
+#define TE_ERR_TOO_MANY_REQUESTS -2
+
+/// No registration has that address.
+#define TE_ERR_ADDRESS_NOT_REGISTERED -3
+
+/// Work is still under way on the batch or the memory. Call again later.
+#define TE_ERR_BATCH_BUSY -4
+
+/// There is no such device.
+#define TE_ERR_DEVICE_NOT_FOUND -6
+
+/// The range has bytes in common with a registered one.
+#define TE_ERR_ADDRESS_OVERLAPPED -7
+
+/// A host name could not be resolved.
+#define TE_ERR_DNS -101
+
+/// A connection could not be made, or broke.
+#define TE_ERR_SOCKET -102
+
+/// A peer, a server or the caller gave what is not the expected JSON.
+#define TE_ERR_MALFORMED_JSON -103
+
+/// A peer refused to connect.
+#define TE_ERR_REJECT_HANDSHAKE -104
+
+/// Metadata could not be fetched or published.
+#define TE_ERR_METADATA -200
+
+/// An endpoint of a device could not be made.
+#define TE_ERR_ENDPOINT -201
+
+/// A device refused to register memory.
+#define TE_ERR_CONTEXT -202
+
+/// Memory ran out.
+#define TE_ERR_MEMORY -302
+
+/// This build or this version cannot do it.
+#define TE_ERR_NOT_IMPLEMENTED -303
+
+/// The protocol of the target segment is not installed in this engine.
+#define TE_ERR_NOT_SUPPORTED_TRANSPORT -1001
+
+/// The deadline passed.
+#define TE_ERR_TIMEOUT -1002
+
+/// Cancelled: by te_batch_cancel, by unregistering the memory, or by destroying the engine.
+#define TE_ERR_CANCELED -1003
+
+/// A defect of this library. Please report it with the text.
+#define TE_ERR_INTERNAL -1004
+
+/// Memory is not mapped, or not with the needed access.
+#define TE_ERR_FAULT -1005
+
+/// The engine belongs to the process that this one was forked from.
+#define TE_ERR_FORKED -1006
+
+/// The engine, batch or segment was destroyed, freed, or never made.
+#define TE_ERR_INVALID_HANDLE -1007
+
+/// A limit of the process or the system was reached, such as that of open files. The text names it.
+#define TE_ERR_LIMIT -1008
+
+/// The version of the library that is loaded, such as "0.1.0". The text is static.
+const char *te_version(void);
+
+/// The text of the last failure of a call on this thread, of this interface or that of transfer_engine_c.h;
+/// "" if there was none.
+///
+/// The text belongs to the library. It stays at the same address for the life of the thread, and is replaced
+/// when the next call on the thread fails; calls that succeed leave it alone. It may have several sentences:
+/// what failed, with addresses and limits, and what to do.
+const char *te_last_error(void);
+
+/// The name of a status, such as "TE_ERR_TIMEOUT"; "unknown" for other numbers. The text is static.
+const char *te_status_name(te_status status);
+
+/// Sends the log of all engines of this process to `callback` instead of to standard error.
+///
+/// `callback` gets the lines of `level` (a te_log_level) and those more important, and `user_data` with each.
+/// NULL sends the log to standard error again, or to the file of MC_LOG_DIR. When this function has returned,
+/// no thread is inside the callback that was set before, so `user_data` may be freed. Errors:
+/// TE_ERR_INVALID_ARGUMENT for an unknown level, or when called by a log callback.
+te_status te_set_log_callback(te_log_callback callback, void *user_data, int32_t level);
+
+// ----------------------------------------------------------------------------------------------------
+// Engine
+//
+// An engine is a place in the cluster: it has a name that peers open, threads that serve them, and the
+// transports by which bytes move. Most processes have one. Creating it reads the environment variables MC_*
+// and TE_*.
+
+/// An engine.
+typedef struct te_engine te_engine;
+
+/// How te_engine_create makes an engine.
+typedef struct te_engine_options {
+    /// sizeof(te_engine_options).
+    size_t struct_size;
+    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (peers ask each other; also if NULL), or the
+    /// address of a metadata server, such as "http://host:8080/metadata".
+    const char *metadata;
+    /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine
+    /// that peers use. With P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server
+    /// the text is the name of the segment. NULL: an address of this machine is chosen.
+    const char *server_name;
+    /// The transport to install: "tcp" (also if NULL), or "" for none yet.
+    const char *transport;
+    /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
+    /// for it.
+    const char *topology;
+} te_engine_options;
+
+/// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
+///
+/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken, TE_ERR_METADATA
+/// when the metadata server cannot be reached or is of an unknown kind, TE_ERR_NOT_IMPLEMENTED for an unknown
+/// transport.
+te_status te_engine_create(const te_engine_options *options, te_engine **engine);
+
+/// Destroys an engine: transfers that still run end as TE_STATE_CANCELED, threads that wait in other calls
+/// return, memory is unregistered, batches are freed, and peers are no longer served.
+///
+/// When it returns, no other call on the engine is inside the library, and the engine touches no memory of
+/// the program any more; it takes up to about five seconds where a peer is slow. Calls that begin meanwhile
+/// or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
+te_status te_engine_destroy(te_engine *engine);
+
+/// Writes the name that peers open, such as "10.0.0.7:15002", into `buffer`, with a NUL at its end.
+///
+/// `size` is that of the buffer in bytes; if the name does not fit, TE_ERR_INVALID_ARGUMENT, and the text
+/// tells the size it takes.
+te_status te_engine_address(te_engine *engine, char *buffer, size_t size);
+
+/// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
+/// there already gives 0.
+///
+/// `protocol` is "tcp". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
+/// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
+/// protocols that this build lacks.
+te_status te_install_transport(te_engine *engine, const char *protocol, const char *topology);
+
+// ----------------------------------------------------------------------------------------------------
+// Memory
+//
+// Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of
+// them. The cost of registering and unregistering does not depend on how much is registered already.
+
+/// Peers may read and write the memory.
+#define TE_ACCESS_REMOTE 0
+
+/// Only transfers of this engine may use the memory, as their local side.
+#define TE_ACCESS_LOCAL 1
+
+/// Peers learn of the change before the call returns.
+#define TE_PUBLISH_NOW 0
+
+/// Peers learn of the change with the next one that is published. Saves time where a metadata server is slow.
+#define TE_PUBLISH_LATER 1
+
+/// As TE_REGISTER_REFCOUNT says.
+#define TE_REFERENCES_DEFAULT 0
+
+/// Registering the same range, location and access again succeeds, and it stays until it has been
+/// unregistered as often.
+#define TE_REFERENCES_ON 1
+
+/// Registering a range again gives TE_ERR_ADDRESS_OVERLAPPED.
+#define TE_REFERENCES_OFF 2
+
+/// How memory is registered.
+typedef struct te_memory_options {
+    /// sizeof(te_memory_options).
+    size_t struct_size;
+    /// Where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL: found out when it
+    /// matters. Transports choose NICs by it. Unknown texts count as "*".
+    const char *location;
+    /// TE_ACCESS_REMOTE or TE_ACCESS_LOCAL.
+    uint32_t access;
+    /// TE_PUBLISH_NOW or TE_PUBLISH_LATER.
+    uint32_t publish;
+    /// TE_REFERENCES_DEFAULT, TE_REFERENCES_ON or TE_REFERENCES_OFF.
+    uint32_t count_references;
+    /// Zero.
+    uint32_t reserved;
+} te_memory_options;
+
+/// A range of memory of this process.
+typedef struct te_buffer {
+    /// Its first byte.
+    void *addr;
+    /// Its length in bytes.
+    size_t length;
+} te_buffer;
+
+/// A registered range of memory, of this process or of a peer.
+typedef struct te_memory_region {
+    /// sizeof(te_memory_region). Functions that fill arrays set it.
+    size_t struct_size;
+    /// First byte, in the address space of the process that registered it.
+    uint64_t addr;
+    /// Length in bytes.
+    uint64_t length;
+    /// TE_ACCESS_REMOTE or TE_ACCESS_LOCAL.
+    uint32_t access;
+    /// Zero.
+    uint32_t reserved;
+    /// Where the memory is, with a NUL at its end; longer texts are cut.
+    char location[64];
+} te_memory_region;
+
+/// Registers `length` bytes at `addr`, until te_unregister_local_memory or te_engine_destroy.
+///
+/// `options` may be NULL. On failure nothing is registered. Errors: TE_ERR_INVALID_ARGUMENT for NULL, no
+/// bytes, or a range past the end of the address space; TE_ERR_ADDRESS_OVERLAPPED, with the other range in
+/// the text; TE_ERR_METADATA if it could not be published; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a
+/// device or the system refused.
+te_status te_register_local_memory(te_engine *engine,
+                                   void *addr,
+                                   size_t length,
+                                   const te_memory_options *options);
+
+/// Unregisters the memory that was registered at `addr`, the first byte of its range.
+///
+/// It refuses new transfers on the memory at once, ends those under way within a fraction of a second, and
+/// then releases it. After 0, neither peers nor this engine touch it. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
+/// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
+/// can be repeated; TE_ERR_METADATA if peers could not be told, though the memory is released.
+te_status te_unregister_local_memory(te_engine *engine, void *addr);
+
+/// Registers `count` ranges with the same options: all of them or, on failure, none. Peers are told once.
+///
+/// `buffers` is an array with elements of `buffer_size` bytes, sizeof(te_buffer); it may be NULL if `count`
+/// is 0. Errors as for te_register_local_memory; ranges may not overlap each other either.
+te_status te_register_local_memory_batch(te_engine *engine,
+                                         const te_buffer *buffers,
+                                         size_t buffer_size,
+                                         size_t count,
+                                         const te_memory_options *options);
+
+/// Unregisters the memory that was registered at each of `count` addresses. Peers are told once.
+///
+/// An address that fails does not keep the others from being released; the first failure is returned. `addrs`
+/// may be NULL if `count` is 0. Errors as for te_unregister_local_memory.
+te_status te_unregister_local_memory_batch(te_engine *engine, void *const *addrs, size_t count);
+
+/// Finds the registered range of this engine that holds the byte at `addr`, and describes it in `region`.
+///
+/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
+te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_region *region);
+
+/// Describes the registered ranges of this engine in `regions`, in the order in which they were registered.
+///
+/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be
+/// NULL if `capacity` is 0. `count` receives how many ranges there are, which may be more than `capacity`;
+/// the first `capacity` are described then.
+te_status te_list_local_memory(te_engine *engine,
+                               te_memory_region *regions,
+                               size_t region_size,
+                               size_t capacity,
+                               size_t *count);
+
+// ----------------------------------------------------------------------------------------------------
+// Segments
+//
+// A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
+// engine that opened it, for as long as that engine lives. The engine keeps what it knows of a segment, and
+// looks anew by itself when a transfer fails because the peer has changed or was started again.
+
+/// A segment.
+typedef uint64_t te_segment;
+
+/// The segment of the engine itself, which needs no opening.
+#define TE_LOCAL_SEGMENT 0
+
+/// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
+/// number when it is open already.
+///
+/// Asks the peer, or the metadata server, and blocks for up to some seconds. Leading '/' are not part of a
+/// name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot
+/// be reached; TE_ERR_METADATA if there is no such segment; TE_ERR_MALFORMED_JSON.
+te_status te_open_segment(te_engine *engine, const char *name, te_segment *segment);
+
+/// Says that the program is done with a segment. What is known of it and the connections to the peer are
+/// kept, since the number may be in use elsewhere in the program and stays valid; it costs nothing not to
+/// call this.
+te_status te_close_segment(te_engine *engine, te_segment segment);
+
+/// Asks the peer, or the metadata server, for the present state of a segment. On failure the former state is
+/// kept.
+///
+/// Blocks for up to some seconds. Errors as for te_open_segment.
+te_status te_refresh_segment(te_engine *engine, te_segment segment);
+
+/// Describes the registered ranges of a segment in `regions`, in the order in which the peer registered them,
+/// as far as is known here: te_refresh_segment first, if it matters.
+///
+/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be
+/// NULL if `capacity` is 0. `count` receives how many ranges there are, which may be more than `capacity`;
+/// the first `capacity` are described then.
+te_status te_list_segment_memory(te_engine *engine,
+                                 te_segment segment,
+                                 te_memory_region *regions,
+                                 size_t region_size,
+                                 size_t capacity,
+                                 size_t *count);
+
+/// Asks the peer whether it is alive: 0 if it answers. Blocks for up to some seconds.
+///
+/// Errors: TE_ERR_DNS, TE_ERR_SOCKET, and TE_ERR_MALFORMED_JSON if something else answers there.
+te_status te_probe_segment(te_engine *engine, te_segment segment);
+
+// ----------------------------------------------------------------------------------------------------
+// Transfers
+//
+// A request moves bytes between a contiguous range of this process, which need not be registered, and one of
+// a segment, which must be, and may reach across ranges that touch. Requests run at the same time and end in
+// any order. Each ends in one of the final states, which never changes; it always ends, since an engine
+// gives up a transfer that makes no progress. No memory of a request is touched after its end, whatever its
+// state.
+
+/// Which way the bytes go.
+typedef enum te_opcode {
+    /// From the segment into local memory.
+    TE_READ = 0,
+    /// From local memory into the segment.
+    TE_WRITE = 1,
+} te_opcode;
+
+/// State of a request or a batch. CANCELED, COMPLETED, TIMEOUT and FAILED are final.
+typedef enum te_state {
+    /// Under way.
+    TE_STATE_WAITING = 0,
+    /// Under way; not used at present.
+    TE_STATE_PENDING = 1,
+    /// Not used at present.
+    TE_STATE_INVALID = 2,
+    /// Ended by te_batch_cancel, by unregistering its memory, or by destroying the engine.
+    TE_STATE_CANCELED = 3,
+    /// All bytes are in place: in the peer's memory (TE_WRITE), or in the local range (TE_READ).
+    TE_STATE_COMPLETED = 4,
+    /// Given up after one of the times of te_transfer_options.
+    TE_STATE_TIMEOUT = 5,
+    /// Failed. Any part of the target range may have been written.
+    TE_STATE_FAILED = 6,
+} te_state;
+
+/// One transfer.
+typedef struct te_transfer_request {
+    /// A te_opcode.
+    uint32_t opcode;
+    /// Zero.
+    uint32_t reserved;
+    /// First byte of the local range. The memory is the engine's until the transfer is over: it is read
+    /// (TE_WRITE) or written (TE_READ).
+    void *local;
+    /// The segment of the other range. TE_LOCAL_SEGMENT is this engine's own.
+    te_segment segment;
+    /// First byte of the other range, in the address space of its process.
+    uint64_t remote_addr;
+    /// Length of both ranges in bytes. 0 completes at once.
+    uint64_t length;
+} te_transfer_request;
+
+/// Options of a set of requests that are submitted together.
+typedef struct te_transfer_options {
+    /// sizeof(te_transfer_options).
+    size_t struct_size;
+    /// Requests that are not over after this time end as TE_STATE_TIMEOUT, in milliseconds since the call. 0:
+    /// no such limit.
+    int64_t timeout_ms;
+    /// A request whose connection moves nothing for this time ends as TE_STATE_TIMEOUT, in milliseconds. 0:
+    /// as MC_SLICE_TIMEOUT says, or 30 s.
+    int64_t stall_timeout_ms;
+    /// With notify_message: a notification for the engine of the first request's segment. It is sent when all
+    /// requests have completed, so the peer finds the bytes in place, and not at all if one fails. NULL for
+    /// none.
+    const char *notify_name;
+    /// Set exactly when notify_name is.
+    const char *notify_message;
+} te_transfer_options;
+
+/// What has become of a request.
+typedef struct te_transfer_result {
+    /// sizeof(te_transfer_result). Functions that fill arrays set it.
+    size_t struct_size;
+    /// A te_state.
+    int32_t state;
+    /// Why it ended as it did; 0 unless the state is CANCELED, TIMEOUT or FAILED.
+    te_status error;
+    /// Bytes that are known to have moved; never more than the request's length, and all of them when it has
+    /// completed.
+    uint64_t bytes;
+} te_transfer_result;
+
+/// Runs `count` requests and returns when all are over.
+///
+/// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); `options` may
+/// be NULL. `results` is an array of `count` elements of `result_size` bytes, sizeof(te_transfer_result), or
+/// NULL (`result_size` is ignored then).
+///
+/// Returns 0 if all requests have completed, else the error of the first that has not, and te_last_error() is
+/// its text. In both cases all results are written. If the call is refused as a whole, nothing is started and
+/// no result is written: TE_ERR_INVALID_ARGUMENT for a bad argument, such as an unknown opcode, or a local
+/// range that is NULL but not empty or that runs past the end of the address space; TE_ERR_INVALID_HANDLE for
+/// an unknown segment; TE_ERR_NOT_SUPPORTED_TRANSPORT. What is wrong with the range of the peer fails its
+/// request only.
+///
+/// If all requests have completed but the notification could not be sent, its error is returned.
+te_status te_batch_transfer(te_engine *engine,
+                            const te_transfer_request *requests,
+                            size_t request_size,
+                            size_t count,
+                            const te_transfer_options *options,
+                            te_transfer_result *results,
+                            size_t result_size);
+
+// ----------------------------------------------------------------------------------------------------
+// Batches
+//
+// A batch runs requests while the program goes on: submit, then poll, wait, or watch a file descriptor. The
+// requests of a batch are numbered from 0, in the order in which they were submitted.
+
+/// A batch. Its number is valid in the engine that created it.
+typedef uint64_t te_batch;
+
+/// What has become of a batch.
+typedef struct te_batch_status {
+    /// sizeof(te_batch_status).
+    size_t struct_size;
+    /// A te_state: TE_STATE_WAITING while a request is under way; TE_STATE_COMPLETED when all have completed,
+    /// also if there are none; else how the requests that have not completed ended: FAILED if one did, else
+    /// TIMEOUT if one did, else CANCELED.
+    int32_t state;
+    /// Zero.
+    uint32_t reserved;
+    /// Bytes that are known to have moved.
+    uint64_t bytes;
+    /// Requests that were submitted.
+    uint64_t tasks;
+    /// Requests that are over.
+    uint64_t finished;
+    /// Requests that are over and have not completed.
+    uint64_t failed;
+} te_batch_status;
+
+/// Creates a batch with room for `capacity` requests. Free it with te_batch_free.
+///
+/// Errors: TE_ERR_MEMORY.
+te_status te_batch_create(te_engine *engine, size_t capacity, te_batch *batch);
+
+/// Starts `count` requests and returns without waiting for them. They take the next numbers in the batch.
+///
+/// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); it may be
+/// reused after the call, but the memory that it names belongs to the engine until each request is over.
+/// `options` may be NULL. May be called again until the batch is full, also while earlier requests run.
+///
+/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, else as for
+/// te_batch_transfer. Requests that fail after that tell so by their own status. A notification that cannot
+/// be sent is told in the log only.
+te_status te_batch_submit(te_engine *engine,
+                          te_batch batch,
+                          const te_transfer_request *requests,
+                          size_t request_size,
+                          size_t count,
+                          const te_transfer_options *options);
+
+/// Tells what has become of request number `task` of a batch. Never blocks.
+///
+/// Set `result->struct_size` before the call. Errors: TE_ERR_INVALID_ARGUMENT if the batch has no such
+/// request.
+te_status te_batch_task_status(te_engine *engine, te_batch batch, size_t task, te_transfer_result *result);
+
+/// Writes the text of the error of request number `task` into `buffer` of `size` bytes, with a NUL at its
+/// end; "" if it has none. A text that does not fit is cut.
+te_status te_batch_task_error(te_engine *engine, te_batch batch, size_t task, char *buffer, size_t size);
+
+/// Tells what has become of a batch. Never blocks.
+///
+/// Set `status->struct_size` before the call.
+te_status te_batch_poll(te_engine *engine, te_batch batch, te_batch_status *status);
+
+/// Waits until all requests of a batch are over, for up to `timeout_ms` milliseconds; a negative number waits
+/// for as long as it takes.
+///
+/// Returns 0 when all are over, however they ended. TE_ERR_TIMEOUT if a request still runs: nothing is
+/// cancelled, and the call can be repeated. `status` may be NULL; else set `status->struct_size` before the
+/// call.
+te_status te_batch_wait(te_engine *engine,
+                        te_batch batch,
+                        int64_t timeout_ms,
+                        te_batch_status *status);
+
+/// Asks for the end of all requests of a batch that are under way. They end within a fraction of a second, as
+/// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that.
+te_status te_batch_cancel(te_engine *engine, te_batch batch);
+
+/// Gives a file descriptor for poll() and the like. It becomes readable each time that no request of the
+/// batch is under way any more; read its 8 bytes before the next submit.
+///
+/// The descriptor belongs to the batch, which closes it when it is freed. Errors: TE_ERR_LIMIT if there are
+/// too many open files.
+te_status te_batch_event_fd(te_engine *engine, te_batch batch, int *fd);
+
+/// Frees a batch. A notification that is still to be sent is sent nevertheless.
+///
+/// Errors: TE_ERR_BATCH_BUSY while a request is under way; the batch stays as it is.
+te_status te_batch_free(te_engine *engine, te_batch batch);
+
+// ----------------------------------------------------------------------------------------------------
+// Notifications
+//
+// Short messages between engines: a name and a text. te_transfer_options can send one after a transfer.
+
+/// A message.
+typedef struct te_notification {
+    /// What it is about, as its sender chose.
+    char *name;
+    /// The text.
+    char *message;
+} te_notification;
+
+/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks for up to some
+/// seconds.
+///
+/// Errors: TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if it refuses. After a
+/// failure of the connection it is not known whether the message arrived; it never arrives twice.
+te_status te_notify(te_engine *engine, te_segment segment, const char *name, const char *message);
+
+/// Takes all messages that have arrived at this engine, in the order of their arrival. Never blocks.
+///
+/// `list` receives an array of `count` messages, which the caller frees with te_free_notifications, or NULL
+/// if there are none. Errors: TE_ERR_MEMORY; the messages are lost then.
+te_status te_take_notifications(te_engine *engine, te_notification **list, size_t *count);
+
+/// Frees what te_take_notifications gave. (NULL, 0) is fine.
+void te_free_notifications(te_notification *list, size_t count);
+
+// ----------------------------------------------------------------------------------------------------
+// Statistics
+//
+// Numbers since the engine was created. Each is exact, but they are not read at one instant.
+
+/// What an engine has counted.
+typedef struct te_statistics {
+    /// sizeof(te_statistics).
+    size_t struct_size;
+    /// Ranges of memory that are registered now.
+    uint64_t regions_live;
+    /// Ranges that were registered.
+    uint64_t regions_registered;
+    /// Ranges that were unregistered.
+    uint64_t regions_unregistered;
+    /// Registrations that failed.
+    uint64_t registrations_refused;
+    /// Batches that were created.
+    uint64_t batches_allocated;
+    /// Batches that were freed.
+    uint64_t batches_freed;
+    /// Requests that were submitted.
+    uint64_t tasks_submitted;
+    /// Requests that ended as TE_STATE_COMPLETED.
+    uint64_t tasks_completed;
+    /// Requests that ended as TE_STATE_FAILED.
+    uint64_t tasks_failed;
+    /// Requests that ended as TE_STATE_TIMEOUT.
+    uint64_t tasks_timed_out;
+    /// Requests that ended as TE_STATE_CANCELED.
+    uint64_t tasks_cancelled;
+    /// Bytes that requests of this engine have read from segments.
+    uint64_t bytes_read;
+    /// Bytes that requests of this engine have written to segments.
+    uint64_t bytes_written;
+    /// Requests of peers that were served.
+    uint64_t requests_served;
+    /// Requests of peers that were refused, for instance because the memory is not registered.
+    uint64_t requests_refused;
+    /// Bytes that were moved for peers.
+    uint64_t bytes_served;
+    /// Connections that were made to peers.
+    uint64_t connections_opened;
+    /// Connections that were accepted from peers.
+    uint64_t connections_accepted;
+    /// Connections to peers that could not be made or broke.
+    uint64_t connections_failed;
+    /// Descriptors of segments that were asked for.
+    uint64_t descriptor_fetches;
+    /// Messages that were sent.
+    uint64_t notifications_sent;
+    /// Messages that have arrived.
+    uint64_t notifications_received;
+} te_statistics;
+
+/// Tells what the engine has counted. Set `statistics->struct_size` before the call.
+te_status te_get_statistics(te_engine *engine, te_statistics *statistics);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

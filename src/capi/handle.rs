@@ -1,0 +1,397 @@
+//! The table of engines: what C has in its hands is a key of it, never an address.
+//!
+//! A key looks like a pointer that no process can have (its upper bits are not those of an address), is drawn
+//! from a counter that never turns back, and carries the generation of its process. So a stale, foreign or
+//! made-up key is found to name nothing, and in a child of `fork()` a key of the parent is recognised without
+//! touching a lock: a child starts with an empty table of its own, because threads of the parent may have
+//! held the lock of the old one.
+//!
+//! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the
+//! key, so that new calls find nothing; shuts the engine down, which wakes those that wait inside; and waits
+//! until no call is inside but those of its own thread: a callback that is called inside a call may destroy
+//! the engine of that call.
+//!
+//! Locks: the table's lock is held for a look-up or a change only, never during a call. Cost of [`enter`] and
+//! the end of a call: some six atomic operations, no system call.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::capi::guard;
+use crate::engine::Engine;
+use crate::error::{Code, Error, Result};
+use crate::sys::fork;
+
+/// Makes the engine known under a new key.
+pub fn insert(engine: Arc<Engine>) -> Key {
+    table(fork::generation()).insert(engine)
+}
+
+/// Begins a call on an engine.
+pub fn enter(key: u64) -> Result<Call<Engine>> {
+    table(check(key)?).enter(key)
+}
+
+/// Ends an engine and its key. Returns when no other thread is inside a call on it.
+pub fn destroy(key: u64) -> Result<()> {
+    table(check(key)?).destroy(key, |engine| engine.shutdown())
+}
+
+/// Marks an engine for [`take_marked`].
+pub fn mark(key: u64) -> Result<()> {
+    table(check(key)?).enter(key)?.entry.marked.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Takes all marked engines out of the table. Calls that are inside go on.
+pub fn take_marked() -> Vec<Arc<Engine>> {
+    table(fork::generation()).take_marked()
+}
+
+/// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to
+/// be dereferenced.
+pub fn transport_key(protocol: &str) -> *mut c_void {
+    let hash =
+        protocol.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    ((TRANSPORT_TAG << 56) | (hash >> 8)) as *mut c_void
+}
+
+/// The upper byte of keys. On no machine do addresses of a process begin with anything but 0.
+const ENGINE_TAG: u64 = 0x7e;
+const TRANSPORT_TAG: u64 = 0x6e;
+/// The lower part of keys: the number.
+const NUMBER_BITS: u32 = 40;
+
+/// What C has instead of an engine: tag (8 bits), generation of the process that made it (16), number (40).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key(u64);
+
+impl Key {
+    /// The key as C has it.
+    pub fn as_pointer(self) -> *mut c_void {
+        self.0 as *mut c_void
+    }
+}
+
+/// The generation of this process, if the key may be one of its table.
+fn check(key: u64) -> Result<u32> {
+    if key == 0 {
+        return Err(guard::invalid("engine is NULL"));
+    }
+    let generation = fork::generation();
+    let maker = (key >> NUMBER_BITS) as u16;
+    match key >> 56 == ENGINE_TAG && (1..generation).contains(&u32::from(maker)) {
+        // Not logged: a thread of the parent may have held a lock of the log.
+        true => Err(Error::quiet(
+            Code::Forked,
+            format!("engine {key:#x} belongs to the process that this one was forked from; create one here"),
+        )),
+        false => Ok(generation),
+    }
+}
+
+/// The table of this process, which has that generation.
+fn table(generation: u32) -> &'static Table<Engine> {
+    static TABLE: AtomicPtr<Table<Engine>> = AtomicPtr::new(std::ptr::null_mut());
+    loop {
+        let current = TABLE.load(Ordering::Acquire);
+        // SAFETY: tables are never freed. That of a parent is left alone, since its engines have threads that do not exist here.
+        match unsafe { current.as_ref() } {
+            Some(table) if table.generation == generation => return table,
+            _ => {}
+        }
+        let new = Box::into_raw(Box::new(Table::new(generation)));
+        if TABLE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: no other thread has seen it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+}
+
+/// Entries by key. It is generic for the sake of its tests alone.
+struct Table<T> {
+    generation: u32,
+    entries: RwLock<BTreeMap<u64, Arc<Entry<T>>>>,
+}
+
+struct Entry<T> {
+    target: Arc<T>,
+    gate: Gate,
+    marked: AtomicBool,
+}
+
+impl<T> Table<T> {
+    fn new(generation: u32) -> Table<T> {
+        Table { generation, entries: RwLock::new(BTreeMap::new()) }
+    }
+
+    fn insert(&self, target: Arc<T>) -> Key {
+        /// Drawn in all tables of a process and its children, so that no number ever means two engines.
+        static DRAWN: AtomicU64 = AtomicU64::new(0);
+        let number = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
+        let key = (ENGINE_TAG << 56) | (u64::from(self.generation as u16) << NUMBER_BITS) | (number & ((1 << NUMBER_BITS) - 1));
+        let entry = Entry { target, gate: Gate::default(), marked: AtomicBool::new(false) };
+        self.entries.write().insert(key, Arc::new(entry));
+        Key(key)
+    }
+
+    fn enter(&self, key: u64) -> Result<Call<T>> {
+        let entry = self.entries.read().get(&key).cloned();
+        match entry {
+            Some(entry) if entry.gate.enter() => Ok(Call::new(entry)),
+            _ => Err(nothing(key)),
+        }
+    }
+
+    fn destroy(&self, key: u64, shut_down: impl FnOnce(&T)) -> Result<()> {
+        let removed = self.entries.write().remove(&key);
+        let entry = removed.ok_or_else(|| nothing(key))?;
+        entry.gate.close();
+        shut_down(&entry.target);
+        entry.gate.wait(calls_of_this_thread(&entry));
+        Ok(())
+    }
+
+    fn take_marked(&self) -> Vec<Arc<T>> {
+        let mut taken = Vec::new();
+        self.entries.write().retain(|_, entry| {
+            let marked = entry.marked.load(Ordering::Relaxed);
+            if marked {
+                taken.push(entry.target.clone());
+            }
+            !marked
+        });
+        taken
+    }
+}
+
+fn nothing(key: u64) -> Error {
+    Error::new(Code::InvalidHandle, format!("{key:#x} is no engine; it was destroyed or never created"))
+}
+
+thread_local! {
+    /// The entries of the calls that this thread is inside, by address, outermost first.
+    static CALLS: RefCell<Vec<*const c_void>> = const { RefCell::new(Vec::new()) };
+}
+
+fn calls_of_this_thread<T>(entry: &Arc<Entry<T>>) -> usize {
+    let address = Arc::as_ptr(entry).cast();
+    CALLS.try_with(|calls| calls.borrow().iter().filter(|call| **call == address).count()).unwrap_or(0)
+}
+
+/// A call that is inside an engine. It ends when this is dropped, on the thread that began it.
+pub struct Call<T> {
+    entry: Arc<Entry<T>>,
+}
+
+impl<T> Call<T> {
+    fn new(entry: Arc<Entry<T>>) -> Call<T> {
+        let _ = CALLS.try_with(|calls| calls.borrow_mut().push(Arc::as_ptr(&entry).cast()));
+        Call { entry }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &T {
+        &self.entry.target
+    }
+}
+
+impl<T> Drop for Call<T> {
+    fn drop(&mut self) {
+        let _ = CALLS.try_with(|calls| calls.borrow_mut().pop());
+        self.entry.gate.leave();
+    }
+}
+
+/// Counts the calls that are inside, and can be closed to new ones.
+#[derive(Default)]
+struct Gate {
+    /// Number of calls inside, and [`CLOSED`].
+    state: AtomicUsize,
+    lock: Mutex<()>,
+    left: Condvar,
+}
+
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+impl Gate {
+    fn enter(&self) -> bool {
+        let open = self.state.fetch_add(1, Ordering::AcqRel) & CLOSED == 0;
+        if !open {
+            self.leave();
+        }
+        open
+    }
+
+    fn leave(&self) {
+        if self.state.fetch_sub(1, Ordering::AcqRel) & CLOSED != 0 {
+            // Whoever waits has either seen the new count, or sleeps by the time the lock is ours.
+            drop(self.lock.lock());
+            self.left.notify_all();
+        }
+    }
+
+    fn close(&self) {
+        self.state.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// Returns when no more than `remaining` calls are inside.
+    fn wait(&self, remaining: usize) {
+        let mut lock = self.lock.lock();
+        while self.state.load(Ordering::Acquire) & !CLOSED > remaining {
+            self.left.wait(&mut lock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::sys::fork::tests::fork_and_run;
+
+    fn new_table() -> Table<&'static str> {
+        Table::new(fork::generation())
+    }
+
+    fn code<T>(result: Result<T>) -> Option<Code> {
+        result.err().map(|error| error.code())
+    }
+
+    #[test]
+    fn a_key_finds_its_engine_until_it_is_destroyed_and_never_again() {
+        let table = new_table();
+        let (first, second) = (table.insert(Arc::new("first")), table.insert(Arc::new("second")));
+        assert_eq!(*table.enter(first.0).unwrap().engine(), "first");
+        assert_eq!(*table.enter(second.0).unwrap().engine(), "second");
+        table.destroy(first.0, |_| ()).unwrap();
+        assert_eq!(code(table.enter(first.0)), Some(Code::InvalidHandle));
+        assert_eq!(code(table.destroy(first.0, |_| panic!("shut down twice"))), Some(Code::InvalidHandle));
+        let third = table.insert(Arc::new("third"));
+        assert_ne!(third, first);
+        assert_eq!(code(table.enter(first.0)), Some(Code::InvalidHandle));
+        assert_eq!(*table.enter(second.0).unwrap().engine(), "second");
+    }
+
+    #[test]
+    fn garbage_names_nothing() {
+        let table = new_table();
+        let key = table.insert(Arc::new("engine"));
+        let stack = 0u64;
+        for garbage in [1, u64::MAX, (&raw const stack) as u64, ENGINE_TAG << 56, key.0 + 1, key.0 ^ 1 << NUMBER_BITS] {
+            assert_eq!(code(table.enter(garbage)), Some(Code::InvalidHandle), "{garbage:#x}");
+            assert_eq!(code(enter(garbage)), Some(Code::InvalidHandle), "{garbage:#x}");
+        }
+        assert_eq!(code(check(0)), Some(Code::InvalidArgument));
+        assert_eq!(code(enter(key.0)).unwrap(), Code::InvalidHandle, "a key of another table");
+    }
+
+    #[test]
+    fn keys_are_no_addresses() {
+        let key = new_table().insert(Arc::new("engine")).0;
+        for other in [key, transport_key("tcp") as u64, transport_key("rdma") as u64] {
+            assert!(!matches!(other >> 56, 0 | 0xff), "{other:#x}");
+        }
+        assert_eq!(transport_key("tcp"), transport_key("tcp"));
+        assert_ne!(transport_key("tcp"), transport_key("rdma"));
+    }
+
+    #[test]
+    fn destroying_waits_for_the_calls_of_other_threads() {
+        let table = new_table();
+        let key = table.insert(Arc::new("engine"));
+        let entered = Barrier::new(2);
+        let (wake, woken) = channel();
+        let left = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (table, entered, left) = (&table, &entered, &left);
+            scope.spawn(move || {
+                let call = table.enter(key.0).unwrap();
+                entered.wait();
+                woken.recv().unwrap();
+                assert_eq!(code(table.enter(key.0)), Some(Code::InvalidHandle), "no new call begins meanwhile");
+                left.store(true, Ordering::SeqCst);
+                drop(call);
+            });
+            entered.wait();
+            table.destroy(key.0, |_| wake.send(()).unwrap()).unwrap();
+            assert!(left.load(Ordering::SeqCst));
+        });
+    }
+
+    #[test]
+    fn a_call_may_destroy_its_own_engine() {
+        let table = new_table();
+        let key = table.insert(Arc::new("engine"));
+        let outer = table.enter(key.0).unwrap();
+        let inner = table.enter(key.0).unwrap();
+        table.destroy(key.0, |_| ()).unwrap();
+        assert_eq!(*inner.engine(), "engine", "the call that is inside keeps it alive");
+        drop(inner);
+        drop(outer);
+    }
+
+    #[test]
+    fn of_many_that_destroy_one_engine_one_does() {
+        let table = new_table();
+        for _ in 0..20 {
+            let key = table.insert(Arc::new("engine"));
+            let done = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        let found = table.enter(key.0).map(|call| assert_eq!(*call.engine(), "engine"));
+                        assert!(matches!(code(found), None | Some(Code::InvalidHandle)));
+                        let destroyed = table.destroy(key.0, |_| {
+                            done.fetch_add(1, Ordering::SeqCst);
+                        });
+                        assert!(matches!(code(destroyed), None | Some(Code::InvalidHandle)));
+                    });
+                }
+            });
+            assert_eq!(done.load(Ordering::SeqCst), 1);
+        }
+        assert!(table.entries.read().is_empty());
+    }
+
+    #[test]
+    fn marked_engines_are_taken_and_others_stay() {
+        let table = new_table();
+        let (plain, marked) = (table.insert(Arc::new("plain")), table.insert(Arc::new("marked")));
+        table.enter(marked.0).unwrap().entry.marked.store(true, Ordering::Relaxed);
+        assert_eq!(table.take_marked(), [Arc::new("marked")]);
+        assert_eq!(table.take_marked(), []);
+        assert!(table.enter(plain.0).is_ok());
+        assert!(table.enter(marked.0).is_err());
+    }
+
+    #[test]
+    fn a_forked_child_knows_the_keys_of_its_parent_and_has_a_table_of_its_own() {
+        let here = new_table();
+        let key = here.insert(Arc::new("parent"));
+        // As if a thread of the parent were in the middle of a change.
+        let lock = here.entries.write();
+        let exit = fork_and_run(|| {
+            if code(check(key.0)) != Some(Code::Forked) || code(destroy(key.0)) != Some(Code::Forked) {
+                return 1;
+            }
+            let child = new_table();
+            let own = child.insert(Arc::new("child"));
+            if own == key || code(check(own.0)).is_some() {
+                return 2;
+            }
+            if child.enter(own.0).map(|call| *call.engine()).ok() == Some("child") { 42 } else { 3 }
+        });
+        drop(lock);
+        assert_eq!(exit, 42);
+        assert!(here.enter(key.0).is_ok());
+    }
+}

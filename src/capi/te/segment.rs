@@ -1,0 +1,83 @@
+//! Segments
+//!
+//! A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
+//! engine that opened it, for as long as that engine lives. The engine keeps what it knows of a segment, and
+//! looks anew by itself when a transfer fails because the peer has changed or was started again.
+
+use std::ffi::c_char;
+
+use crate::capi::te::engine::te_engine;
+use crate::capi::te::memory::{te_memory_region, write_regions};
+use crate::capi::te::status::te_status;
+use crate::capi::te::with;
+use crate::capi::{guard, text};
+
+/// A segment.
+pub type te_segment = u64;
+
+/// The segment of the engine itself, which needs no opening.
+pub const TE_LOCAL_SEGMENT: te_segment = 0;
+
+/// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
+/// number when it is open already.
+///
+/// Asks the peer, or the metadata server, and blocks for up to some seconds. Leading '/' are not part of a
+/// name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot
+/// be reached; TE_ERR_METADATA if there is no such segment; TE_ERR_MALFORMED_JSON.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_open_segment(engine: *mut te_engine, name: *const c_char, segment: *mut te_segment) -> te_status {
+    with(engine, |engine| {
+        guard::check_output(segment, "segment")?;
+        // SAFETY: the caller passes a NUL-terminated text.
+        let opened = engine.open_segment(unsafe { text::read(name, "name") }?)?;
+        // SAFETY: `segment` is not NULL, and the caller passes a place for a number.
+        unsafe { segment.write(opened) };
+        Ok(())
+    })
+}
+
+/// Says that the program is done with a segment. What is known of it and the connections to the peer are
+/// kept, since the number may be in use elsewhere in the program and stays valid; it costs nothing not to
+/// call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_close_segment(engine: *mut te_engine, segment: te_segment) -> te_status {
+    with(engine, |engine| engine.segment_name(segment).map(drop))
+}
+
+/// Asks the peer, or the metadata server, for the present state of a segment. On failure the former state is
+/// kept.
+///
+/// Blocks for up to some seconds. Errors as for te_open_segment.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_refresh_segment(engine: *mut te_engine, segment: te_segment) -> te_status {
+    with(engine, |engine| engine.refresh_segment(segment))
+}
+
+/// Describes the registered ranges of a segment in `regions`, in the order in which the peer registered them,
+/// as far as is known here: te_refresh_segment first, if it matters.
+///
+/// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be
+/// NULL if `capacity` is 0. `count` receives how many ranges there are, which may be more than `capacity`;
+/// the first `capacity` are described then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_list_segment_memory(
+    engine: *mut te_engine,
+    segment: te_segment,
+    regions: *mut te_memory_region,
+    region_size: usize,
+    capacity: usize,
+    count: *mut usize,
+) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes `capacity` elements of `region_size` bytes, and a place for a number.
+        unsafe { write_regions(regions, region_size, capacity, count, || engine.segment_buffers(segment)) }
+    })
+}
+
+/// Asks the peer whether it is alive: 0 if it answers. Blocks for up to some seconds.
+///
+/// Errors: TE_ERR_DNS, TE_ERR_SOCKET, and TE_ERR_MALFORMED_JSON if something else answers there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_probe_segment(engine: *mut te_engine, segment: te_segment) -> te_status {
+    with(engine, |engine| engine.probe(segment))
+}

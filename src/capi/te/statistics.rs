@@ -1,0 +1,108 @@
+//! Statistics
+//!
+//! Numbers since the engine was created. Each is exact, but they are not read at one instant.
+
+use crate::capi::growth::{self, Growing};
+use crate::capi::te::engine::te_engine;
+use crate::capi::te::status::te_status;
+use crate::capi::te::with;
+use crate::engine::Engine;
+
+/// What an engine has counted.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_statistics {
+    /// sizeof(te_statistics).
+    pub struct_size: usize,
+    /// Ranges of memory that are registered now.
+    pub regions_live: u64,
+    /// Ranges that were registered.
+    pub regions_registered: u64,
+    /// Ranges that were unregistered.
+    pub regions_unregistered: u64,
+    /// Registrations that failed.
+    pub registrations_refused: u64,
+    /// Batches that were created.
+    pub batches_allocated: u64,
+    /// Batches that were freed.
+    pub batches_freed: u64,
+    /// Requests that were submitted.
+    pub tasks_submitted: u64,
+    /// Requests that ended as TE_STATE_COMPLETED.
+    pub tasks_completed: u64,
+    /// Requests that ended as TE_STATE_FAILED.
+    pub tasks_failed: u64,
+    /// Requests that ended as TE_STATE_TIMEOUT.
+    pub tasks_timed_out: u64,
+    /// Requests that ended as TE_STATE_CANCELED.
+    pub tasks_cancelled: u64,
+    /// Bytes that requests of this engine have read from segments.
+    pub bytes_read: u64,
+    /// Bytes that requests of this engine have written to segments.
+    pub bytes_written: u64,
+    /// Requests of peers that were served.
+    pub requests_served: u64,
+    /// Requests of peers that were refused, for instance because the memory is not registered.
+    pub requests_refused: u64,
+    /// Bytes that were moved for peers.
+    pub bytes_served: u64,
+    /// Connections that were made to peers.
+    pub connections_opened: u64,
+    /// Connections that were accepted from peers.
+    pub connections_accepted: u64,
+    /// Connections to peers that could not be made or broke.
+    pub connections_failed: u64,
+    /// Descriptors of segments that were asked for.
+    pub descriptor_fetches: u64,
+    /// Messages that were sent.
+    pub notifications_sent: u64,
+    /// Messages that have arrived.
+    pub notifications_received: u64,
+}
+
+// SAFETY: the first field is `struct_size`, and all zeros are a valid value.
+unsafe impl Growing for te_statistics {
+    const FIRST_VERSION: usize = 184;
+}
+
+/// Tells what the engine has counted. Set `statistics->struct_size` before the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_get_statistics(engine: *mut te_engine, statistics: *mut te_statistics) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes a struct of `struct_size` bytes.
+        let size = unsafe { growth::output_size(statistics, "statistics") }?;
+        // SAFETY: as above.
+        unsafe { growth::write(statistics, size, &read(engine, size)) };
+        Ok(())
+    })
+}
+
+/// The present numbers, in a struct of `struct_size` bytes.
+fn read(engine: &Engine, struct_size: usize) -> te_statistics {
+    let counters = engine.counters();
+    te_statistics {
+        struct_size,
+        regions_live: engine.regions().len() as u64,
+        regions_registered: counters.regions_registered.get(),
+        regions_unregistered: counters.regions_unregistered.get(),
+        registrations_refused: counters.registrations_refused.get(),
+        batches_allocated: counters.batches_allocated.get(),
+        batches_freed: counters.batches_freed.get(),
+        tasks_submitted: counters.tasks_submitted.get(),
+        tasks_completed: counters.tasks_completed.get(),
+        tasks_failed: counters.tasks_failed.get(),
+        tasks_timed_out: counters.tasks_timed_out.get(),
+        tasks_cancelled: counters.tasks_cancelled.get(),
+        bytes_read: counters.bytes_read.get(),
+        bytes_written: counters.bytes_written.get(),
+        requests_served: counters.requests_served.get(),
+        requests_refused: counters.requests_refused.get(),
+        bytes_served: counters.bytes_served.get(),
+        connections_opened: counters.connections_opened.get(),
+        connections_accepted: counters.connections_accepted.get(),
+        connections_failed: counters.connections_failed.get(),
+        descriptor_fetches: counters.descriptor_fetches.get(),
+        notifications_sent: counters.notifications_sent.get(),
+        notifications_received: counters.notifications_received.get(),
+    }
+}
