@@ -55,8 +55,8 @@
 // Processes. A child made by fork() cannot use its parent's engines: calls give TE_ERR_FORKED. It may create
 // its own.
 //
-// Signals. The library installs no signal handler, never ends the process, and never writes to standard
-// output.
+// Signals. The library installs no signal handler (but see enableGracefulShutdown), never ends the process,
+// and never writes to standard output.
 
 #ifndef TE_H
 #define TE_H
@@ -70,7 +70,6 @@ extern "C" {
 
 // ----------------------------------------------------------------------------------------------------
 // Version, errors and log
-//
 
 /// How important a line of the log is. A level includes those above it.
 typedef enum te_log_level {

@@ -32,8 +32,11 @@ fn te_header() -> String {
         let (title, rest) = prose.split_once('\n').unwrap_or((&prose, ""));
         let mut bindings = Vec::new();
         bind(&source, "cbindgen-te.toml").write(&mut bindings);
-        write!(text, "\n// {}\n// {title}\n//\n", "-".repeat(100)).unwrap();
-        text += &comment(rest);
+        let rest = comment(rest);
+        write!(text, "\n// {}\n// {title}\n", "-".repeat(100)).unwrap();
+        if !rest.is_empty() {
+            write!(text, "//\n{rest}").unwrap();
+        }
         write!(text, "\n{}\n", drop_tags(String::from_utf8(bindings).unwrap().trim())).unwrap();
     }
     header("TE_H", &prose(&directory.join("mod.rs")), &text)

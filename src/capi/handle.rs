@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 

@@ -489,15 +489,15 @@ pub unsafe extern "C" fn freeBatchID(engine: transfer_engine_t, batch_id: batch_
 /// *size messages, which the caller frees with freeNotifsMsgBuf; NULL and 0 if there are none or on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getNotifsFromEngine(engine: transfer_engine_t, size: *mut c_int) -> *mut notify_msg_t {
-    if size.is_null() {
-        return guard::call(|_| std::ptr::null_mut(), || guard::check_output(size, "size").map(|()| std::ptr::null_mut()));
+    if !size.is_null() && size.is_aligned() {
+        // SAFETY: the caller passes a place for a number.
+        unsafe { size.write(0) };
     }
-    // SAFETY: `size` is not NULL, and the caller passes a place for a number.
-    unsafe { size.write(0) };
     guard::call_engine(
         engine,
         |_| std::ptr::null_mut(),
         |engine| {
+            guard::check_output(size, "size")?;
             let (messages, count) = messages::allocate(&engine.take_notifications())?;
             // SAFETY: as above. More than two thousand million messages do not fit into memory.
             unsafe { size.write(count as c_int) };
@@ -635,5 +635,62 @@ fn shown_state(state: State, shows_timeouts: bool) -> State {
         State::Timeout if !shows_timeouts => State::Failed,
         State::Canceled => State::Failed,
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_upstreams_own_final_states_are_shown() {
+        let states =
+            [State::Waiting, State::Pending, State::Invalid, State::Canceled, State::Completed, State::Timeout, State::Failed];
+        assert_eq!(states.map(|state| shown_state(state, false) as c_int), [0, 1, 2, 6, 4, 6, 6]);
+        assert_eq!(states.map(|state| shown_state(state, true) as c_int), [0, 1, 2, 6, 4, 5, 6]);
+    }
+
+    #[test]
+    fn segment_numbers_must_fit_into_31_bits() {
+        assert_eq!(segment_number(7).unwrap(), 7);
+        assert_eq!(segment_number((1 << 31) - 1).unwrap(), i32::MAX);
+        assert_eq!(segment_number(1 << 31).unwrap_err().code(), Code::Limit);
+        assert_eq!(segment_number(u64::MAX).unwrap_err().code(), Code::Limit);
+    }
+
+    #[test]
+    fn functions_without_an_engine_fail_in_their_own_way() {
+        let (mut count, mut byte) = (9usize, 0);
+        let garbage = 0x1234 as transfer_engine_t;
+        let message = notify_msg { name: std::ptr::null_mut(), msg: std::ptr::null_mut() };
+        // SAFETY: no function goes beyond its look-up of the engine; the buffers are as long as is said.
+        unsafe {
+            for engine in [std::ptr::null_mut(), garbage] {
+                let negative = if engine.is_null() { Code::InvalidArgument } else { Code::InvalidHandle }.number();
+                assert!(installTransport(engine, c"tcp".as_ptr(), std::ptr::null_mut()).is_null());
+                assert_eq!(openSegment(engine, c"name".as_ptr()), -1);
+                assert_eq!(openSegmentNoCache(engine, c"name".as_ptr()), -1);
+                assert_eq!(closeSegment(engine, 0), negative);
+                assert_eq!(registerLocalMemory(engine, std::ptr::null_mut(), 1, c"*".as_ptr(), 1), negative);
+                assert_eq!(unregisterLocalMemory(engine, std::ptr::null_mut()), negative);
+                assert_eq!(getLocalIpAndPort(engine, &raw mut byte, 1), negative);
+                assert_eq!(genNotifyInEngine(engine, 0, message), negative);
+                assert_eq!(allocateBatchID(engine, 1), INVALID_BATCH);
+                assert_eq!(submitTransfer(engine, 0, std::ptr::null_mut(), 0), 1);
+                assert_eq!(submitTransferWithNotify(engine, 0, std::ptr::null_mut(), 0, message), 1);
+                assert_eq!(getTransferStatus(engine, 0, 0, std::ptr::null_mut()), 1);
+                assert_eq!(freeBatchID(engine, 0), 1);
+                let mut size = 9;
+                assert!(getNotifsFromEngine(engine, &raw mut size).is_null());
+                assert_eq!(size, 0);
+                assert!(getNotifsFromEngine(engine, std::ptr::null_mut()).is_null());
+            }
+            assert_eq!(getNicLoadStats(garbage, std::ptr::null_mut(), &raw mut count), -1);
+            assert!(createTransferEngine(std::ptr::null(), c"localhost".as_ptr(), c"".as_ptr(), 0, 0).is_null());
+            assert!(createTransferEngine(c"P2PHANDSHAKE".as_ptr(), std::ptr::null(), c"".as_ptr(), 0, 0).is_null());
+            destroyTransferEngine(std::ptr::null_mut());
+            assert_eq!(freeNotifsMsgBuf(std::ptr::null_mut(), 0), 0);
+        }
+        assert_eq!(count, 9);
     }
 }

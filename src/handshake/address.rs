@@ -53,18 +53,18 @@ impl fmt::Display for HostPort {
 
 /// Host, and the text of the port if there is one.
 fn split(text: &str) -> (&str, Option<&str>) {
-    if let Some((host, rest)) = text.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
-        if is_ipv6_literal(host) {
-            return (host, rest.strip_prefix(':'));
-        }
+    if let Some((host, rest)) = text.strip_prefix('[').and_then(|inner| inner.split_once(']'))
+        && is_ipv6_literal(host)
+    {
+        return (host, rest.strip_prefix(':'));
     }
     if is_ipv6_literal(text) {
         return (text, None);
     }
-    if let Some((scope_start, colon)) = text.find('%').and_then(|percent| Some((percent, percent + text[percent..].find(':')?))) {
-        if text[..scope_start].parse::<Ipv6Addr>().is_ok() {
-            return (&text[..colon], Some(&text[colon + 1..]));
-        }
+    if let Some((scope_start, colon)) = text.find('%').and_then(|percent| Some((percent, percent + text[percent..].find(':')?)))
+        && text[..scope_start].parse::<Ipv6Addr>().is_ok()
+    {
+        return (&text[..colon], Some(&text[colon + 1..]));
     }
     match text.rsplit_once(':') {
         Some((host, port)) => (host, Some(port)),

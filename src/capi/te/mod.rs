@@ -57,8 +57,8 @@
 //! Processes. A child made by fork() cannot use its parent's engines: calls give TE_ERR_FORKED. It may create
 //! its own.
 //!
-//! Signals. The library installs no signal handler, never ends the process, and never writes to standard
-//! output.
+//! Signals. The library installs no signal handler (but see enableGracefulShutdown), never ends the process,
+//! and never writes to standard output.
 
 // The text above, and the module text of every section, are the prose of include/te.h, which tests/headers.rs puts together.
 

@@ -82,7 +82,7 @@ fn read(engine: &Engine, struct_size: usize) -> te_statistics {
     let counters = engine.counters();
     te_statistics {
         struct_size,
-        regions_live: engine.regions().len() as u64,
+        regions_live: engine.region_count() as u64,
         regions_registered: counters.regions_registered.get(),
         regions_unregistered: counters.regions_unregistered.get(),
         registrations_refused: counters.registrations_refused.get(),

@@ -195,3 +195,22 @@ impl Receiver {
         unsafe { (self.function)(self.user_data, level, target.as_ptr(), message.as_ptr()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_name() {
+        let name = |status| {
+            // SAFETY: the names are static and end with a NUL.
+            unsafe { CStr::from_ptr(te_status_name(status)) }.to_str().unwrap()
+        };
+        assert_eq!((name(0), name(-4), name(-1008), name(1)), ("TE_OK", "TE_ERR_BATCH_BUSY", "TE_ERR_LIMIT", "unknown"));
+        let source = include_str!("status.rs");
+        for (_, status, text) in NAMES {
+            assert_eq!(name(status), text.to_str().unwrap());
+            assert!(source.contains(&format!("pub const {}: te_status = {status};", name(status))), "{}", name(status));
+        }
+    }
+}

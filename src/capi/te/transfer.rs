@@ -266,3 +266,76 @@ fn read_timeout(milliseconds: i64, name: &str) -> Result<Option<Duration>> {
         Err(_) => Err(guard::invalid(format!("{name} is {milliseconds}; it must be 0 or more milliseconds"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    fn read(request: te_transfer_request) -> Result<Vec<Request>> {
+        // SAFETY: the array has one element; its ranges are looked at, not used.
+        unsafe { read_requests(&request, size_of_val(&request), 1) }
+    }
+
+    const GOOD: te_transfer_request = te_transfer_request {
+        opcode: te_opcode::TE_WRITE as u32,
+        reserved: 0,
+        local: 0x1000 as *mut c_void,
+        segment: 3,
+        remote_addr: 0x2000,
+        length: 16,
+    };
+
+    #[test]
+    fn a_request_is_taken_as_it_is() {
+        let request = read(GOOD).unwrap()[0];
+        assert_eq!((request.opcode, request.segment, request.remote_address), (Opcode::Write, 3, 0x2000));
+        assert_eq!((request.local.address(), request.local.length()), (0x1000, 16));
+        assert_eq!(read(te_transfer_request { opcode: 0, ..GOOD }).unwrap()[0].opcode, Opcode::Read);
+        let empty = te_transfer_request { local: std::ptr::null_mut(), length: 0, ..GOOD };
+        assert_eq!(read(empty).unwrap()[0].local.length(), 0);
+    }
+
+    #[test]
+    fn bad_requests_are_refused() {
+        let end = (u64::MAX - 7) as *mut c_void;
+        for bad in [
+            te_transfer_request { opcode: 2, ..GOOD },
+            te_transfer_request { reserved: 1, ..GOOD },
+            te_transfer_request { local: std::ptr::null_mut(), ..GOOD },
+            te_transfer_request { local: end, length: 9, ..GOOD },
+        ] {
+            assert_eq!(read(bad).unwrap_err().code(), Code::InvalidArgument);
+        }
+        // Where the other range lies is for its process to judge.
+        assert!(read(te_transfer_request { remote_addr: u64::MAX, ..GOOD }).is_ok());
+    }
+
+    #[test]
+    fn options_are_times_and_a_notification() {
+        let none = te_transfer_options {
+            struct_size: size_of::<te_transfer_options>(),
+            timeout_ms: 0,
+            stall_timeout_ms: 0,
+            notify_name: std::ptr::null(),
+            notify_message: std::ptr::null(),
+        };
+        // SAFETY: the struct has its size, and its texts are NULL or end with a NUL.
+        let read = |options: te_transfer_options| unsafe { read_transfer_options(&options) };
+        let (options, notification) = read(none).unwrap();
+        assert!(options.deadline.is_none() && options.stall.is_none() && notification.is_none());
+        let (name, message) = (c"name".as_ptr(), c"message".as_ptr());
+        let all =
+            te_transfer_options { timeout_ms: 60_000, stall_timeout_ms: 5, notify_name: name, notify_message: message, ..none };
+        let (options, notification) = read(all).unwrap();
+        assert!(options.deadline.unwrap() > Instant::now() + Duration::from_secs(30));
+        assert_eq!(options.stall, Some(Duration::from_millis(5)));
+        assert_eq!(notification.unwrap(), Notification { name: "name".into(), message: "message".into() });
+        assert!(read(te_transfer_options { timeout_ms: -1, ..none }).is_err());
+        assert!(read(te_transfer_options { stall_timeout_ms: i64::MIN, ..none }).is_err());
+        assert!(read(te_transfer_options { notify_name: name, ..none }).is_err());
+        assert!(read(te_transfer_options { notify_message: message, ..none }).is_err());
+        // SAFETY: NULL stands for no options.
+        assert!(unsafe { read_transfer_options(std::ptr::null()) }.is_ok());
+    }
+}
