@@ -241,6 +241,13 @@ impl Lane {
                 inbox.works.extend(works);
             }
         }
+        self.settle();
+        Ok(())
+    }
+
+    /// Sends what is queued, and what was left in the inbox while `state` was taken. Whoever releases `state` comes through here or
+    /// looks into the inbox itself.
+    fn settle(&self) {
         while let Some(mut state) = self.state.try_lock() {
             let mut effects = Effects::default();
             self.send(&mut state, INLINE_BYTES, &mut effects);
@@ -250,7 +257,6 @@ impl Lane {
                 break;
             }
         }
-        Ok(())
     }
 
     /// Serves an event; called by the I/O thread.
@@ -304,6 +310,7 @@ impl Lane {
         }
         drop(state);
         self.apply(effects);
+        self.settle();
     }
 
     /// Ends the slices that match. Their memory is not touched after this returns.
@@ -314,6 +321,7 @@ impl Lane {
         self.abandon_matching(&mut state, &|work| matches(&work.slice), &|work| error(&work.slice), &mut effects);
         drop(state);
         self.apply(effects);
+        self.settle();
     }
 
     /// Ends the lane and all its slices.
@@ -327,6 +335,7 @@ impl Lane {
         self.close(&mut state, Ended::Here(&|| error.clone()), &mut effects);
         drop(state);
         self.apply(effects);
+        self.settle();
     }
 
     /// Ends the lane if nothing is queued on it.
@@ -339,6 +348,7 @@ impl Lane {
         }
         drop(state);
         self.apply(effects);
+        self.settle();
         idle
     }
 
