@@ -11,7 +11,7 @@
 //!
 //! # Invariants
 //!
-//! 1. Regions do not overlap: the registry checks that with [`Writer::predecessor`] before each [`Writer::insert`].
+//! 1. Regions do not overlap: [`Writer::insert`] refuses.
 //! 2. Leaf `i` holds the regions whose start lies in `[firsts[i], firsts[i + 1])`; `firsts[0]` is 0.
 //! 3. No leaf is empty. An empty index has a top without leaves.
 //! 4. Of two neighbouring leaves at most one is a quarter full or less: whichever becomes so merges with a neighbour if both together
@@ -208,9 +208,10 @@ impl Top {
             start: leaf.starts[position],
             length: leaf.lengths[position],
             region: NonNull::new(leaf.regions[position].cast_mut())?,
+            top: self,
             at,
             leaf,
-            top: self,
+            position,
             pin: PhantomData,
         })
     }
@@ -252,10 +253,11 @@ pub(super) struct Entry<'g> {
     start: u64,
     length: u64,
     region: NonNull<Region>,
-    /// Where it was found: the top, the place in it, and the leaf that was there.
+    /// Where it was found: the top, the place in it, the leaf that was there, and the place in that.
     top: *const Top,
     at: usize,
     leaf: *const Leaf,
+    position: usize,
     pin: PhantomData<&'g Region>,
 }
 
@@ -356,20 +358,35 @@ impl Writer {
         }
     }
 
-    /// Adds a region that overlaps none, and takes a reference to it.
-    pub(super) fn insert(&mut self, region: &Arc<Region>) {
-        let start = region.range().address();
-        let item = (region.range(), Arc::into_raw(region.clone()));
+    /// Adds the region that `make` answers, which has this range. If the range, which is not empty, overlaps another region, that one is the
+    /// error.
+    pub(super) fn insert(&mut self, range: MemoryRange, make: impl FnOnce() -> Arc<Region>) -> Result<Arc<Region>, Arc<Region>> {
+        let start = range.address();
         let guard = &epoch::pin();
         // SAFETY: pinned.
         let top = unsafe { self.shared.top(guard) };
-        let at = top.locate(start);
+        // Regions do not overlap, so if any meets the range, the one with the largest start does. If none does, the range's place is
+        // right behind that one.
+        // SAFETY: pinned.
+        let before = unsafe { top.predecessor(start + (range.length() - 1), guard) };
+        let (at, rank) = match before {
+            Some(other) if other.intersects(&range) => return Err(other.to_arc()),
+            Some(other) if top.firsts.get(other.at + 1).is_some_and(|first| *first <= start) => (other.at + 1, 0),
+            Some(other) => (other.at, other.position + 1),
+            None => (0, 0),
+        };
+        let region = make();
+        debug_assert_eq!(region.range(), range);
+        self.insert_at(top, at, rank, (range, Arc::into_raw(region.clone())), guard);
+        Ok(region)
+    }
+
+    fn insert_at(&mut self, top: &Top, at: usize, rank: usize, item: Item, guard: &Guard) {
         self.length += 1;
         // SAFETY: pinned.
         let Some(old) = (unsafe { top.leaf(at, guard) }) else {
             return self.splice(top, 0..0, [Leaf::EMPTY.inserting(0, item)], guard);
         };
-        let rank = old.rank(start);
         if old.length < self.capacity {
             return self.replace(top, at, old.inserting(rank, item), guard);
         }
@@ -397,7 +414,7 @@ impl Writer {
         // SAFETY: pinned, here and below.
         let leaf = |at: usize| unsafe { top.leaf(at, guard) };
         let Some(old) = leaf(at) else { return false };
-        let Ok(position) = old.starts().binary_search(&start) else { return false };
+        let Some(position) = old.rank(start).checked_sub(1).filter(|position| old.starts[*position] == start) else { return false };
         let region = old.regions[position];
         self.length -= 1;
 

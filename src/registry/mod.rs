@@ -448,20 +448,20 @@ impl Registry {
 impl Changes {
     /// The range is not empty.
     fn reserve(&mut self, range: MemoryRange, options: &RegionOptions) -> std::result::Result<Reservation, Collision> {
-        let last = range.address() + (range.length() - 1);
-        // Regions do not overlap, so if any meets the range, the one with the largest start does.
-        if let Some(other) = self.index.predecessor(last).filter(|other| other.intersects(&range)) {
-            if other.counts(range, options) {
+        let Changes { index, locations, next_sequence, .. } = self;
+        let make = || {
+            let sequence = *next_sequence;
+            *next_sequence += 1;
+            Arc::new(Region::new(range, options, locations.intern(&options.location), sequence))
+        };
+        match index.insert(range, make) {
+            Ok(region) => Ok(Reservation::New(region)),
+            Err(other) if other.counts(range, options) => {
                 other.add_reference();
-                return Ok(Reservation::Counted(other.to_arc()));
+                Ok(Reservation::Counted(other))
             }
-            return Err(Collision { range: other.range(), state: other.state(), is_same: other.range() == range });
+            Err(other) => Err(Collision { range: other.range(), state: other.state(), is_same: other.range() == range }),
         }
-        let location = self.locations.intern(&options.location);
-        let region = Arc::new(Region::new(range, options, location, self.next_sequence));
-        self.next_sequence += 1;
-        self.index.insert(&region);
-        Ok(Reservation::New(region))
     }
 
     /// To Gone, from whatever.

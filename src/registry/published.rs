@@ -177,6 +177,9 @@ impl Block {
     /// Where the sequence number is, or belongs. Counts instead of halving: the loads, usually from memory that was not used for
     /// long, do not wait for each other.
     fn position(&self, sequence: u64) -> usize {
+        if self.sequences.last().is_some_and(|last| *last < sequence) {
+            return self.len();
+        }
         self.sequences.iter().filter(|other| **other < sequence).count()
     }
 }
