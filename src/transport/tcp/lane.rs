@@ -140,6 +140,8 @@ struct State {
     queue: VecDeque<Exchange>,
     started: usize,
     waits_for_writable: bool,
+    /// Our side of a version 1 connection is closed, which asks the peer to confirm a write.
+    half_closed: bool,
     /// When bytes moved last, or the connection was begun.
     progress: Instant,
 }
@@ -199,6 +201,7 @@ impl Lane {
                 queue: VecDeque::new(),
                 started: 0,
                 waits_for_writable: true,
+                half_closed: false,
                 progress: Instant::now(),
             }),
         });
@@ -429,8 +432,14 @@ impl Lane {
                 Err(error) => self.close(state, Ended::ByPeer(error.to_string()), effects),
             }
         }
-        if state.phase == Phase::Open && self.version == Version::V1 && state.started > 0 && state.queue[0].opcode == Opcode::Write
+        let is_write = |exchange: &Exchange| exchange.opcode == Opcode::Write && exchange.is_sent();
+        if self.version == Version::V1
+            && state.phase == Phase::Open
+            && !state.half_closed
+            && state.queue.front().is_some_and(is_write)
         {
+            // Once: when the peer has closed its side, too, the call would fail.
+            state.half_closed = true;
             // No status will come; the peer's own end is the answer. If the connection is gone, reading would answer with a clean end.
             if let Err(error) = self.socket.shutdown(std::net::Shutdown::Write) {
                 self.close(state, Ended::ByPeer(error.to_string()), effects);

@@ -7,7 +7,10 @@
 //! Safety of memory: a range is touched only under guards that the registry gave for exactly it, taken when the header has been read
 //! and given back when the last byte has moved; and only by system calls, so that a bad page ends the connection and not the process.
 //!
-//! A refused request is answered with status 1, after which nothing more is read as a request: what follows is thrown away for a
+//! In version 1 a clean end of the connection tells a peer that its write was applied. So a connection that ends with a write refused or
+//! half received is reset.
+//!
+//! A request of version 2 that is refused is answered with status 1, after which nothing more is read as a request: what follows is thrown away for a
 //! while ([`LINGER`]), so that the refusal is not destroyed by a reset before the peer has read it.
 //!
 //! Idle connections are never closed from this side: upstream's clients keep theirs and do not notice.
@@ -140,6 +143,8 @@ struct State {
     refused: Option<Instant>,
     thrown_away: usize,
     shut: bool,
+    /// The peer must not take the end for a success.
+    must_reset: bool,
     closed: bool,
     waits_for_writable: bool,
 }
@@ -232,13 +237,19 @@ impl Connection {
 
     fn close(&self, shared: &Shared, state: &mut State) {
         state.closed = true;
+        let must_reset = state.must_reset || state.incoming.is_some();
         state.incoming = None;
         state.replies.clear();
         if let Some(&token) = self.token.get() {
             self.io_loop.remove(token, &self.socket);
         }
         shared.connections.lock().remove(&self.key());
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        if must_reset {
+            // Done by closing, when the last of the few who hold this connection lets go of it.
+            let _ = self.socket.set_linger(Some(Duration::ZERO));
+        } else {
+            let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        }
     }
 
     /// False: the connection is over.
@@ -249,6 +260,13 @@ impl Connection {
             return false;
         }
         while may_read && budget > 0 && (state.replies.is_empty() || !state.waits_for_writable) {
+            // Bytes that an earlier read asked for must leave before a later write changes them.
+            if state.incoming.is_some() && state.replies.iter().any(|reply| matches!(reply, Reply::Body { .. })) {
+                if !self.flush(shared, state, &mut budget) {
+                    return false;
+                }
+                continue;
+            }
             let step = if state.refused.is_some() { self.throw_away(state) } else { self.read(shared, state, &mut budget) };
             match step {
                 Step::Go if state.replies.len() < REPLIES => {}
@@ -453,7 +471,10 @@ impl Connection {
                 .map_or("a peer".into(), |address| address.to_string())
         ));
         match header.version {
-            Version::V1 => Step::Close,
+            Version::V1 => {
+                state.must_reset = header.opcode == Opcode::Write;
+                Step::Close
+            }
             Version::V2 => {
                 state.replies.push_back(Reply::Status(wire::encode_status(wire::STATUS_REJECTED)));
                 state.refused = Some(Instant::now());
