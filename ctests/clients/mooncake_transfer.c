@@ -1,5 +1,4 @@
 /* transfer_engine_c.h: transfers and notifications between two processes, used the way that upstream's callers use it. */
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <transfer_engine_c.h>
@@ -146,7 +145,7 @@ static void a_silent_peer_times_out(void) {
     transfer_request_t entry = request(OPCODE_READ, 0, PEER_LARGE, 1 << 20);
     batch_id_t batch = allocateBatchID(engine, 1);
     time_t start = time(NULL);
-    kill(peer.pid, SIGSTOP);
+    peer_stop(&peer);
     OK(submitTransfer(engine, batch, &entry, 1));
     EXPECT(4, freeBatchID(engine, batch));
     transfer_status_t status;
@@ -156,7 +155,7 @@ static void a_silent_peer_times_out(void) {
     } while (status.status == STATUS_WAITING && time(NULL) - start < 30);
     EXPECT(STATUS_TIMEOUT, status.status);
     OK(freeBatchID(engine, batch));
-    kill(peer.pid, SIGCONT);
+    peer_continue(&peer);
     EXPECT(STATUS_COMPLETED, move(OPCODE_READ, 0, PEER_FIRST, 4096));
 }
 

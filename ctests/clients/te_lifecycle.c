@@ -1,7 +1,6 @@
 /* te.h: engines come and go: nothing is left behind, waiters wake up, and odd environments harm nobody. */
 #include <dirent.h>
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -68,7 +67,7 @@ static void destroying_wakes_those_who_wait(struct peer *peer) {
     OK(te_open_segment(waiter.engine, peer->address, &segment));
     OK(transfer(waiter.engine, TE_READ, memory, segment, peer->base, sizeof memory));
     OK(te_batch_create(waiter.engine, 1, &waiter.batch));
-    kill(peer->pid, SIGSTOP);
+    peer_stop(peer);
     te_transfer_request request = make_request(TE_READ, memory, segment, peer->base, sizeof memory);
     OK(te_batch_submit(waiter.engine, waiter.batch, &request, sizeof request, 1, NULL));
     OK(pthread_create(&thread, NULL, wait_for_batch, &waiter));
@@ -78,7 +77,7 @@ static void destroying_wakes_those_who_wait(struct peer *peer) {
     OK(te_engine_destroy(waiter.engine));
     OK(pthread_join(thread, NULL));
     CHECK(waiter.status <= 0);
-    kill(peer->pid, SIGCONT);
+    peer_continue(peer);
     usleep(100000);
     EXPECT(before, checksum(memory, sizeof memory));
 }

@@ -1,6 +1,5 @@
 /* te.h: transfers, batches and notifications between two processes. */
 #include <poll.h>
-#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -278,7 +277,7 @@ static void a_silent_peer_holds_nobody(void) {
     memset(&result, 0, sizeof result);
     memset(&status, 0, sizeof status);
     status.struct_size = sizeof status;
-    kill(peer.pid, SIGSTOP);
+    peer_stop(&peer);
 
     options.timeout_ms = 300;
     double start = now();
@@ -298,7 +297,7 @@ static void a_silent_peer_holds_nobody(void) {
 
     fill(local, 1 << 20, 1234);
     uint64_t before = checksum(local, 1 << 20);
-    kill(peer.pid, SIGCONT);
+    peer_continue(&peer);
     usleep(200000);
     EXPECT(before, checksum(local, 1 << 20));
     OK(move(TE_READ, 0, PEER_FIRST, 4096));
@@ -328,14 +327,14 @@ static void the_source_may_unregister_under_traffic(void) {
     te_transfer_request request = to_peer(TE_READ, 0, PEER_LARGE, 1 << 20);
     te_batch batch;
     OK(te_register_local_memory(engine, local, 1 << 20, NULL));
-    kill(peer.pid, SIGSTOP);
+    peer_stop(&peer);
     OK(te_batch_create(engine, 1, &batch));
     OK(te_batch_submit(engine, batch, &request, sizeof request, 1, NULL));
     OK(te_unregister_local_memory(engine, local));
     EXPECT(TE_STATE_CANCELED, task_result(batch, 0).state);
     fill(local, 1 << 20, 4321);
     uint64_t before = checksum(local, 1 << 20);
-    kill(peer.pid, SIGCONT);
+    peer_continue(&peer);
     usleep(200000);
     EXPECT(before, checksum(local, 1 << 20));
     OK(te_batch_free(engine, batch));

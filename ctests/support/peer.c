@@ -80,6 +80,15 @@ void peer_end(struct peer *peer) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+void peer_stop(struct peer *peer) {
+    int status;
+    CHECK(kill(peer->pid, SIGSTOP) == 0);
+    CHECK(waitpid(peer->pid, &status, WUNTRACED) == peer->pid);
+    CHECK(WIFSTOPPED(status));
+}
+
+void peer_continue(struct peer *peer) { CHECK(kill(peer->pid, SIGCONT) == 0); }
+
 void peer_kill(struct peer *peer) {
     kill(peer->pid, SIGKILL);
     CHECK(waitpid(peer->pid, NULL, 0) == peer->pid);

@@ -45,6 +45,12 @@ const char *peer_ask(struct peer *peer, const char *format, ...) __attribute__((
 /* Closes the peer's input, waits for its end and checks that it ended well. */
 void peer_end(struct peer *peer);
 
+/* Stops it; when this returns no thread of it runs any more. */
+void peer_stop(struct peer *peer);
+
+/* Lets it run again. */
+void peer_continue(struct peer *peer);
+
 /* Kills it on the spot. */
 void peer_kill(struct peer *peer);
 

@@ -80,10 +80,6 @@ impl Leaf {
     const EMPTY: Leaf =
         Leaf { length: 0, starts: [u64::MAX; LEAF_CAPACITY], lengths: [0; LEAF_CAPACITY], regions: [ptr::null(); LEAF_CAPACITY] };
 
-    fn starts(&self) -> &[u64] {
-        &self.starts[..self.length]
-    }
-
     /// How many regions start at or below the address. Counts instead of halving: the comparisons do not wait for each other.
     fn rank(&self, address: u64) -> usize {
         let group = self.starts.chunks_exact(GROUP).skip(1).filter(|group| group[0] <= address).count();
@@ -495,10 +491,10 @@ impl Writer {
             assert!(leaf.length > 0 && leaf.length <= self.capacity);
             assert!(leaf.starts[0] >= top.firsts[at]);
             if let Some(next) = top.firsts.get(at + 1) {
-                assert!(leaf.starts()[leaf.length - 1] < *next);
+                assert!(leaf.starts[leaf.length - 1] < *next);
                 assert!(leaf.length > self.capacity / 4 || leaves[at + 1].length > self.capacity / 4, "two thin neighbours");
             }
-            for (position, start) in leaf.starts().iter().enumerate() {
+            for (position, start) in leaf.starts[..leaf.length].iter().enumerate() {
                 // SAFETY: the writer is borrowed, and the index owns a count of the region.
                 let range = unsafe { (*leaf.regions[position]).range() };
                 assert_eq!((range.address(), range.length()), (*start, leaf.lengths[position]));

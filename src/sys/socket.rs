@@ -4,6 +4,7 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::memory::MemoryRange;
@@ -137,14 +138,16 @@ pub fn peek(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     receive(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK)
 }
 
-/// Throws away up to `length` received bytes (TCP only: no byte is copied). 0: the peer has closed its side.
+/// Throws away up to `length` received bytes, and up to 16 KiB at once (TCP only: no byte is copied). 0: the peer has closed its side.
 pub fn discard(socket: &impl AsFd, length: usize) -> io::Result<usize> {
-    receive(socket, std::ptr::null_mut(), length, libc::MSG_TRUNC)
+    // The kernel would take a null pointer, too; tools that watch system calls would not.
+    let mut unused = MaybeUninit::<[u8; 16 << 10]>::uninit();
+    receive(socket, unused.as_mut_ptr().cast(), length.min(size_of_val(&unused)), libc::MSG_TRUNC)
 }
 
 fn receive(socket: &impl AsFd, buffer: *mut libc::c_void, length: usize, flags: libc::c_int) -> io::Result<usize> {
     loop {
-        // SAFETY: `buffer` has room for `length` bytes, or the flag keeps the kernel from writing to it.
+        // SAFETY: `buffer` has room for `length` bytes.
         let received = unsafe { libc::recv(socket.as_fd().as_raw_fd(), buffer, length, flags | libc::MSG_DONTWAIT) };
         match result(received) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

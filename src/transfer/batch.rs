@@ -87,9 +87,10 @@ impl Task {
     }
 }
 
-/// The tasks that one call added to a batch.
+/// The tasks that one call added to a batch. The batch owns it, not the other way round: else neither would ever be dropped. Whoever
+/// made the batch keeps it until all its tasks have ended.
 pub(super) struct Submission {
-    batch: Arc<Batch>,
+    batch: Weak<Batch>,
     first: usize,
     tasks: Box<[Task]>,
     held: HeldRegions,
@@ -98,7 +99,7 @@ pub(super) struct Submission {
 impl Completion for Submission {
     fn finish(&self, index: u32, outcome: Result<()>) {
         self.held.release(index as usize);
-        let batch = &self.batch;
+        let Some(batch) = self.batch.upgrade() else { return };
         if outcome.is_err() {
             batch.failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -114,11 +115,11 @@ impl Completion for Submission {
                 return host.send_notifications(messages, Box::new(Publication { submission, index }));
             }
         }
-        self.publish(index, outcome);
+        self.publish(&batch, index, outcome);
     }
 
     fn is_cancelled(&self) -> bool {
-        self.batch.cancelled.load(Ordering::Relaxed)
+        self.batch.upgrade().is_none_or(|batch| batch.cancelled.load(Ordering::Relaxed))
     }
 }
 
@@ -130,13 +131,15 @@ struct Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        self.submission.publish(self.index, Ok(()));
+        if let Some(batch) = self.submission.batch.upgrade() {
+            self.submission.publish(&batch, self.index, Ok(()));
+        }
     }
 }
 
 impl Submission {
-    fn publish(&self, index: u32, outcome: Result<()>) {
-        let (task, batch) = (&self.tasks[index as usize], &self.batch);
+    fn publish(&self, batch: &Batch, index: u32, outcome: Result<()>) {
+        let task = &self.tasks[index as usize];
         let counters = &batch.counters;
         let state = match &outcome {
             Ok(()) => {
@@ -288,7 +291,7 @@ impl Batch {
         }
         self.unfinished.fetch_add(requests.len(), Ordering::SeqCst);
         self.running.fetch_add(requests.len(), Ordering::AcqRel);
-        let submission = Arc::new(Submission { batch: self.clone(), first, tasks, held });
+        let submission = Arc::new(Submission { batch: Arc::downgrade(self), first, tasks, held });
         if !requests.is_empty() {
             submissions.push(submission.clone());
         }
@@ -619,6 +622,17 @@ pub(super) mod tests {
             assert!(waiter.join().unwrap());
         });
         assert!(bench.batch.event.get().unwrap().clear());
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_batch_that_was_let_go() {
+        let bench = Bench::new(2);
+        bench.submit(&[1, 2], None).unwrap();
+        bench.end(0, Ok(()));
+        bench.end(0, Err(Error::quiet(Code::Socket, "lost")));
+        let (batch, submission) = (Arc::downgrade(&bench.batch), Arc::downgrade(&bench.batch.submission(0).unwrap()));
+        drop(bench);
+        assert!(batch.upgrade().is_none() && submission.upgrade().is_none());
     }
 
     #[test]

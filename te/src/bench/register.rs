@@ -5,7 +5,7 @@
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
 use transfer_engine::engine::Engine;
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let shown: Vec<String> = growth.iter().map(|(name, ratio)| format!("{name} {ratio:.2}")).collect();
     output::print(&format!("\nprocessor time at {most} / at {} regions: {}\n", arguments.regions[0], shown.join(", ")))?;
     write_json(arguments.json.as_deref(), &Report { settings: arguments, unit: "ns per region", rows, growth })?;
-    engine.shutdown(Duration::from_secs(5));
+    engine.shutdown();
     Ok(())
 }
 

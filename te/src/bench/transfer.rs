@@ -168,7 +168,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let report = Report { settings: arguments, raw: raw_rows(&raw), rows: rows(&cells, &samples) };
     output::print(&text(&report))?;
     write_json(arguments.json.as_deref(), &report)?;
-    bench.engine.shutdown(Duration::from_secs(5));
+    bench.engine.shutdown();
     Ok(())
 }
 
