@@ -1,9 +1,11 @@
 //! The one error type of the library and the numbers that leave it through the C interfaces.
 //!
-//! An error is logged once, by [`Error::new`], where it is first decided; whoever passes it on adds nothing to the log. Its text
-//! carries what the reader needs to act: address, size, device, errno, limit, and what to do.
+//! An error is logged once, by [`Error::new`], where it is first decided; whoever passes it on adds nothing to the log. The line shows
+//! the room that decided it, as if the room had logged it itself. Its text carries what the reader needs to act: address, size,
+//! device, errno, limit, and what to do.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 /// Result of everything that can fail in this library.
@@ -119,9 +121,12 @@ pub struct Error {
 
 impl Error {
     /// Decides an error and logs it. Call it once per failure, where the failure is found.
+    #[track_caller]
     pub fn new(code: Code, message: impl Into<String>) -> Error {
         let error = Error::quiet(code, message);
-        tracing::warn!("{error}");
+        let room = Room(Location::caller().file());
+        // The log shows a field of this name in place of the target, which is always this module.
+        tracing::warn!(%room, "{error}");
         error
     }
 
@@ -148,3 +153,32 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// The module that a source file holds, as targets of the log name it: `transport::tcp::lane` for `src/transport/tcp/lane.rs`.
+struct Room(&'static str);
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.0.rsplit_once("src/").map_or(self.0, |(_, path)| path);
+        let module = path.strip_suffix("/mod.rs").or(path.strip_suffix(".rs")).unwrap_or(path);
+        module.split('/').enumerate().try_for_each(|(depth, part)| write!(f, "{}{part}", if depth == 0 { "" } else { "::" }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_file_is_shown_as_its_module() {
+        for (file, module) in [
+            ("src/error.rs", "error"),
+            ("src/registry/mod.rs", "registry"),
+            ("src/transport/tcp/lane.rs", "transport::tcp::lane"),
+            ("/home/src/engine/src/transport/tcp/mod.rs", "transport::tcp"),
+            ("elsewhere.c", "elsewhere.c"),
+        ] {
+            assert_eq!(Room(file).to_string(), module);
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! The log: one line per event on standard error or in a file, or a call of the host program's function.
 //!
 //! Events are made with `tracing`'s macros anywhere in the library. This subscriber takes those of this library only, so that a Rust
-//! program without a subscriber of its own does not find its own events on standard error.
+//! program without a subscriber of its own does not find its own events on standard error. A line names the part of the library that
+//! speaks: the event's field `room` if it has one, which errors use to name the room that decided them, else its target.
 //!
 //! # Invariants
 //! - Nothing is ever written to standard output.
@@ -142,13 +143,14 @@ impl Subscriber for Log {
 
     fn event(&self, event: &Event<'_>) {
         let metadata = event.metadata();
-        let Some(part) = part(metadata.target()) else { return };
-        let mut message = Message(String::new());
+        let Some(target) = part(metadata.target()) else { return };
+        let mut message = Message::default();
         event.record(&mut message);
-        if HAS_CALLBACK.load(Ordering::Relaxed) && call(*metadata.level(), part, &message.0) {
+        let part = message.room.as_deref().unwrap_or(target);
+        if HAS_CALLBACK.load(Ordering::Relaxed) && call(*metadata.level(), part, &message.text) {
             return;
         }
-        let line = format_line(SystemTime::now(), *metadata.level(), process::thread_id(), part, &message.0);
+        let line = format_line(SystemTime::now(), *metadata.level(), process::thread_id(), part, &message.text);
         match &self.file {
             // A full disk must not stop a transfer.
             Some(file) => drop((&*file).write_all(line.as_bytes())),
@@ -221,24 +223,32 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
-/// An event's text: its message, then its other fields as `name=value`.
-struct Message(String);
+/// What an event says: its message, then its other fields as `name=value`; and who says it.
+#[derive(Default)]
+struct Message {
+    text: String,
+    room: Option<String>,
+}
 
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let start = self.0.len();
+        if field.name() == "room" {
+            self.room = Some(format!("{value:?}"));
+            return;
+        }
+        let start = self.text.len();
         let separator = if start == 0 { "" } else { " " };
         // Writing to a String fails only if the value's own formatting does; then what there is of it is shown.
         let _ = match field.name() {
-            "message" => write!(self.0, "{separator}{value:?}"),
-            name => write!(self.0, "{separator}{name}={value:?}"),
+            "message" => write!(self.text, "{separator}{value:?}"),
+            name => write!(self.text, "{separator}{name}={value:?}"),
         };
-        if self.0[start..].contains(char::is_control) {
-            let escaped: String = self.0[start..]
+        if self.text[start..].contains(char::is_control) {
+            let escaped: String = self.text[start..]
                 .chars()
                 .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
                 .collect();
-            self.0.replace_range(start.., &escaped);
+            self.text.replace_range(start.., &escaped);
         }
     }
 }
@@ -253,6 +263,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::metadata::SegmentDescriptor;
 
     /// The callback belongs to the process; tests that set one take turns.
     static TURN: Mutex<()> = Mutex::new(());
@@ -368,6 +379,21 @@ mod tests {
 
     #[test]
     #[ignore = "run by others in a process of its own"]
+    fn child_decides_an_error() {
+        assert!(install());
+        SegmentDescriptor::decode(b"{").map(drop).unwrap_err();
+    }
+
+    #[test]
+    fn lines_of_errors_name_the_room_that_decided_them() {
+        let output = run_alone("child_decides_an_error", &[], "");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(" metadata::decode: malformed JSON: a segment descriptor of 1 bytes"), "{stderr}");
+        assert!(!stderr.contains("room"), "{stderr}");
+    }
+
+    #[test]
+    #[ignore = "run by others in a process of its own"]
     fn child_has_a_subscriber_of_its_own() {
         tracing::subscriber::set_global_default(tracing::subscriber::NoSubscriber::new()).unwrap();
         assert!(!install());
@@ -448,6 +474,16 @@ mod tests {
         let text = "marker-levels".to_string();
         let part = "telemetry::log::tests".to_string();
         assert_eq!(*lines.lock(), [(Level::INFO, part.clone(), text.clone()), (Level::ERROR, part, text)]);
+    }
+
+    #[test]
+    fn the_callback_gets_the_room_that_decided_an_error() {
+        let _turn = TURN.lock();
+        let (lines, callback) = collect("marker-room");
+        set_callback(Some(callback), Level::WARN).unwrap();
+        Error::new(Code::Limit, "marker-room");
+        set_callback(None, Level::WARN).unwrap();
+        assert_eq!(*lines.lock(), [(Level::WARN, "telemetry::log".to_string(), "limit reached: marker-room".to_string())]);
     }
 
     #[test]
