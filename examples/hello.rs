@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     initiator.install_transport("tcp", None)?;
     server.install_transport("tcp", None)?;
 
-    let memory = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, publish: true };
+    let memory = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false };
     server.register(remote, &memory)?;
     let segment = initiator.open_segment(&server.name())?;
     let request = Request { opcode: Opcode::Write, local, segment, remote_address: remote.address() };
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         assert_eq!(status.state, State::Completed);
     }
-    server.unregister(remote.address(), true)?;
+    server.unregister(remote.address())?;
 
     assert_eq!(source, target);
     println!("moved {} bytes to {}", target.len(), server.name());

@@ -372,7 +372,7 @@ pub unsafe extern "C" fn registerLocalMemory(
 /// that it is still in use. After 0 neither peers nor this engine touch it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemory(engine: transfer_engine_t, addr: *mut c_void) -> c_int {
-    negative(engine, |engine| engine.unregister(addr as u64, true))
+    negative(engine, |engine| engine.unregister(addr as u64))
 }
 
 /// Registers buffer_len ranges for peers to read and write: all of them or, on failure, none. Publishes once.
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     addr_len: usize,
 ) -> c_int {
     // SAFETY: the caller passes `addr_len` addresses.
-    negative(engine, |engine| engine.unregister_batch(&unsafe { memory::read_addresses(addr_list, addr_len) }?, true))
+    negative(engine, |engine| engine.unregister_batch(&unsafe { memory::read_addresses(addr_list, addr_len) }?))
 }
 
 /// Allocates a batch with room for batch_size requests. Returns its number, or INVALID_BATCH. Free it with
@@ -593,7 +593,6 @@ unsafe fn memory_options(engine: &Engine, location: *const c_char, remote_access
         location: unsafe { text::read_location(location) },
         remote_accessible,
         counted: engine.config().register_refcount,
-        publish: true,
     }
 }
 

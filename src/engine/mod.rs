@@ -67,8 +67,6 @@ pub struct MemoryOptions {
     pub remote_accessible: bool,
     /// Whether the very same registration again counts a reference. Both must ask for it.
     pub counted: bool,
-    /// Whether the change is published before the call returns. With `P2PHANDSHAKE` peers see every change when they ask next.
-    pub publish: bool,
 }
 
 /// A registered range, of this process or of a peer.
@@ -298,16 +296,16 @@ impl Engine {
 
     /// Unregisters the region that starts at `address`. When it returns without an error not one byte of the region moves any more.
     ///
-    /// `publish` is of no consequence with `P2PHANDSHAKE`. Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds:
+    /// Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds:
     /// call again.
-    pub fn unregister(&self, address: u64, _publish: bool) -> Result<()> {
+    pub fn unregister(&self, address: u64) -> Result<()> {
         let transports = self.transports.read();
         self.check_open()?;
         self.registrar.unregister(address, &transports)
     }
 
     /// Unregisters all that can be unregistered, and returns the first error.
-    pub fn unregister_batch(&self, addresses: &[u64], _publish: bool) -> Result<()> {
+    pub fn unregister_batch(&self, addresses: &[u64]) -> Result<()> {
         let transports = self.transports.read();
         self.check_open()?;
         self.registrar.unregister_batch(addresses, &transports)

@@ -34,7 +34,7 @@ impl Memory {
 }
 
 fn options() -> MemoryOptions {
-    MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, publish: true }
+    MemoryOptions { location: "*".into(), remote_accessible: true, counted: false }
 }
 
 fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
@@ -276,7 +276,7 @@ fn unregistering_local_memory_ends_the_transfers_that_use_it() {
     let batch = initiator.allocate_batch(2).unwrap();
     let requests = [read(ours.range(0, 100), segment, 4096), write(ours.range(0, 32 << 20), segment, 4096)];
     initiator.submit(&batch, &requests, None, Default::default()).unwrap();
-    initiator.unregister(ours.address(), true).unwrap();
+    initiator.unregister(ours.address()).unwrap();
     assert_eq!(batch.status().state, State::Canceled);
     assert!(initiator.regions().is_empty());
 }

@@ -136,7 +136,7 @@ pub unsafe extern "C" fn te_register_local_memory(
 /// can be repeated; TE_ERR_METADATA if peers could not be told, though the memory is released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_unregister_local_memory(engine: *mut te_engine, addr: *mut c_void) -> te_status {
-    with(engine, |engine| engine.unregister(addr as u64, true))
+    with(engine, |engine| engine.unregister(addr as u64))
 }
 
 /// Registers `count` ranges with the same options: all of them or, on failure, none. Peers are told once.
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn te_unregister_local_memory_batch(
 ) -> te_status {
     with(engine, |engine| {
         // SAFETY: the caller passes `count` addresses.
-        engine.unregister_batch(&unsafe { memory::read_addresses(addrs, count) }?, true)
+        engine.unregister_batch(&unsafe { memory::read_addresses(addrs, count) }?)
     })
 }
 
@@ -253,6 +253,10 @@ unsafe fn read_memory_options(engine: &Engine, options: *const te_memory_options
     if options.reserved != 0 {
         return Err(guard::invalid(format!("options->reserved is {}, not 0", options.reserved)));
     }
+    // Peers of an engine without a metadata server ask for its memory when they need it: both values are the same there.
+    if !matches!(options.publish, TE_PUBLISH_NOW | TE_PUBLISH_LATER) {
+        return Err(guard::invalid(format!("options->publish is {}; it must be a TE_PUBLISH_ value (0 or 1)", options.publish)));
+    }
     Ok(MemoryOptions {
         // SAFETY: as for this function.
         location: unsafe { text::read_location(options.location) },
@@ -270,11 +274,6 @@ unsafe fn read_memory_options(engine: &Engine, options: *const te_memory_options
                     "options->count_references is {other}; it must be a TE_REFERENCES_ value (0 to 2)"
                 )));
             }
-        },
-        publish: match options.publish {
-            TE_PUBLISH_NOW => true,
-            TE_PUBLISH_LATER => false,
-            other => return Err(guard::invalid(format!("options->publish is {other}; it must be a TE_PUBLISH_ value (0 or 1)"))),
         },
     })
 }

@@ -51,7 +51,7 @@ fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
 }
 
 fn memory_options() -> MemoryOptions {
-    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, publish: true }
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false }
 }
 
 fn write_json(path: Option<&Path>, report: &impl Serialize) -> Result<(), Box<dyn Error>> {

@@ -139,10 +139,10 @@ fn measure(engine: &Engine, regions: usize, more: &[MemoryRange], arguments: &Ar
     for _ in 0..arguments.rounds {
         samples[0].push(time(single.len(), || single.iter().try_for_each(|range| engine.register(*range, &options)))?);
         check(engine, single.iter().copied())?;
-        samples[1].push(time(single.len(), || single.iter().try_for_each(|range| engine.unregister(range.address(), true)))?);
+        samples[1].push(time(single.len(), || single.iter().try_for_each(|range| engine.unregister(range.address())))?);
         samples[2].push(time(batch.len(), || engine.register_batch(batch, &options))?);
         check(engine, batch.iter().copied())?;
-        samples[3].push(time(batch.len(), || engine.unregister_batch(&addresses, true))?);
+        samples[3].push(time(batch.len(), || engine.unregister_batch(&addresses))?);
         if let Some(left) = more.iter().find_map(|range| engine.find_region(range.address())) {
             return Err(format!("the region at {:#x} was unregistered and is still there", left.address).into());
         }
