@@ -96,7 +96,7 @@ class HandshakePort(TestCase):
     @better_than_upstream
     def test_idle_connections_delay_nobody(self):
         with contextlib.ExitStack() as open_connections:
-            for number in range(200):
+            for number in range(100):
                 connection = open_connections.enter_context(wire.dial(self.ours.port))
                 connection.sendall(wire.frame(wire.METADATA, {})[:number % 12])
             for _ in range(10):
