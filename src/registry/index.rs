@@ -80,6 +80,7 @@ impl Leaf {
     const EMPTY: Leaf =
         Leaf { length: 0, starts: [u64::MAX; LEAF_CAPACITY], lengths: [0; LEAF_CAPACITY], regions: [ptr::null(); LEAF_CAPACITY] };
 
+    #[cfg(test)]
     fn starts(&self) -> &[u64] {
         &self.starts[..self.length]
     }
@@ -414,7 +415,7 @@ impl Writer {
         // SAFETY: pinned, here and below.
         let leaf = |at: usize| unsafe { top.leaf(at, guard) };
         let Some(old) = leaf(at) else { return false };
-        let Some(position) = old.rank(start).checked_sub(1).filter(|position| old.starts[*position] == start) else { return false };
+        let Some(position) = old.rank(start).checked_sub(1).filter(|at| old.starts[*at] == start) else { return false };
         let region = old.regions[position];
         self.length -= 1;
 

@@ -25,7 +25,7 @@ fn counted() -> RegionOptions {
 fn register(registry: &Registry, address: u64, length: u64) -> Arc<Region> {
     match registry.reserve(fake_range(address, length), &options("*")).unwrap() {
         Reservation::New(region) => {
-            registry.commit(&[region.clone()]);
+            registry.commit(std::slice::from_ref(&region));
             region
         }
         Reservation::Counted(region) => region,
@@ -184,7 +184,7 @@ mod model {
                 Ok(Reservation::New(region)) => {
                     assert!(!self.blocks(range));
                     if commit {
-                        self.registry.commit(&[region.clone()]);
+                        self.registry.commit(std::slice::from_ref(&region));
                     }
                     self.know(&region, &options, if commit { Life::Live } else { Life::Reserved });
                 }
@@ -227,7 +227,7 @@ mod model {
                         let Reservation::New(region) = reservation else { panic!("counted") };
                         assert_eq!(region.range(), *range);
                         self.know(region, &options, Life::Live);
-                        self.registry.commit(&[region.clone()]);
+                        self.registry.commit(std::slice::from_ref(region));
                     }
                 }
                 Err(error) => assert!(clash && error.code() == Code::AddressOverlapped),
@@ -355,13 +355,13 @@ mod model {
         }
 
         fn compare(&self, view: &View<'_>, address: u64) {
-            let found = view.find(address).map(|region| ptr_of(region));
+            let found = view.find(address).map(std::ptr::from_ref);
             assert_eq!(found, self.owner(address).map(|known| Arc::as_ptr(&known.region)), "{address:#x}");
         }
 
         pub fn compare_all(&self) {
             check(&self.registry);
-            self.registry.read(|view| (0..SPACE).for_each(|offset| self.compare(view, self.base + offset)));
+            self.registry.read(|view| (0..SPACE).step_by(count(1, 29)).for_each(|offset| self.compare(view, self.base + offset)));
         }
 
         fn compare_published(&self) {
@@ -371,10 +371,6 @@ mod model {
             assert_eq!(published(&self.registry), expected);
             assert!(self.registry.live().iter().map(|region| region.sequence()).eq(expected));
         }
-    }
-
-    fn ptr_of(region: &Region) -> *const Region {
-        region
     }
 }
 
@@ -399,10 +395,10 @@ impl Numbers {
 fn agree_with_the_model(leaf: usize, block: usize, base: u64, seed: u64) {
     let mut model = Model::new(leaf, block, base);
     let mut numbers = Numbers(seed);
-    for round in 0..count(100_000, 400) {
+    for round in 0..count(100_000, 150) {
         let number = numbers.next();
         model.step((number as u8, (number >> 16) as u16, (number >> 32) as u16));
-        if round % count(500, 100) == 0 {
+        if round % count(500, 150) == 0 {
             model.compare_all();
         }
     }
@@ -569,7 +565,7 @@ fn duplicates_are_counted_only_if_both_ask_and_all_is_equal() {
     let range = fake_range(0x1000, 0x100);
     let Reservation::New(region) = registry.reserve(range, &counted()).unwrap() else { panic!() };
     assert!(registry.reserve(range, &counted()).is_err(), "its registration has not ended");
-    registry.commit(&[region.clone()]);
+    registry.commit(std::slice::from_ref(&region));
     assert!(matches!(registry.reserve(range, &counted()).unwrap(), Reservation::Counted(again) if Arc::ptr_eq(&again, &region)));
     let others = [
         RegionOptions { counted: false, ..counted() },
@@ -601,7 +597,7 @@ fn a_batch_is_reserved_whole_or_not_at_all() {
     assert_eq!(error.code(), Code::AddressOverlapped);
     assert!(error.message().contains("entry 21 of 22") && error.message().contains("[0x9000, 0x9100)"), "{error}");
     assert_eq!(registry.len(), 1);
-    assert_eq!(registry.read(|view| view.find(0x100).is_none()), true);
+    assert!(registry.read(|view| view.find(0x100).is_none()));
 
     let mut ranges = fresh(20);
     ranges.push(fake_range(0x300, 1));
@@ -631,7 +627,7 @@ fn peers_get_no_guard_on_what_is_not_for_them() {
     register(&registry, 0x1000, 0x100);
     let private = RegionOptions { remote_accessible: false, ..options("*") };
     let Reservation::New(region) = registry.reserve(fake_range(0x1100, 0x100), &private).unwrap() else { panic!() };
-    registry.commit(&[region.clone()]);
+    registry.commit(std::slice::from_ref(&region));
     registry.read(|view| {
         assert_eq!(view.acquire(0x1100, 1, Access::Remote).err(), Some(Refusal::NotAccessible));
         assert_eq!(view.acquire(0x1000, 0x101, Access::Remote).err(), Some(Refusal::NotAccessible));
@@ -690,7 +686,7 @@ fn the_hint_of_a_view_sees_removals_and_new_registrations() {
 #[test]
 fn one_change_among_65536_encodes_one_block_anew() {
     let registry = Registry::new();
-    let regions = count(65_536, 300) as u64;
+    let regions = count(65_536, 150) as u64;
     (1..=regions).for_each(|at| drop(register(&registry, at * 0x1000, 0x1000)));
     let encoded = AtomicUsize::new(0);
     let publish = || {
@@ -715,7 +711,7 @@ fn one_change_among_65536_encodes_one_block_anew() {
 #[test]
 fn thin_leaves_and_blocks_merge() {
     let registry = Registry::new();
-    let regions = count(20_000, 400) as u64;
+    let regions = count(20_000, 200) as u64;
     (1..=regions).for_each(|at| drop(register(&registry, at * 0x1000, 0x1000)));
     (1..=regions).filter(|at| at % 20 != 0).for_each(|at| unregister(&registry, at * 0x1000));
     check(&registry);
