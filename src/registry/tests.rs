@@ -777,13 +777,14 @@ fn nothing_is_leaked() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri refuses the futex call that parking_lot makes when a lock is contended")]
 fn of_32_threads_that_reserve_one_range_one_wins_each_round() {
     let registry = Registry::new();
-    for round in 0..count(50, 2) {
+    for round in 0..50 {
         let winners = AtomicUsize::new(0);
-        let barrier = std::sync::Barrier::new(count(32, 4));
+        let barrier = std::sync::Barrier::new(32);
         std::thread::scope(|scope| {
-            for thread in 0..count(32, 4) as u64 {
+            for thread in 0..32 {
                 let (registry, winners, barrier) = (&registry, &winners, &barrier);
                 scope.spawn(move || {
                     barrier.wait();
@@ -857,7 +858,8 @@ fn readers_see_no_region_outside_of_its_life_and_miss_none_inside_of_it() {
                 })
             })
             .collect();
-        let writers: Vec<_> = (0..2u64)
+        // One under Miri: see the other tests with several writers.
+        let writers: Vec<_> = (0..count(2, 1) as u64)
             .map(|writer| {
                 let (registry, places, hits) = (&registry, &places, &hits);
                 scope.spawn(move || {
@@ -937,9 +939,10 @@ fn bytes_move_only_while_the_region_is_registered() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri refuses the futex call that parking_lot makes when a lock is contended")]
 fn two_threads_that_unregister_one_region_do_not_both_succeed() {
     let registry = Registry::new();
-    for _ in 0..count(500, 5) {
+    for _ in 0..500 {
         register(&registry, 0x1000, 16);
         let removals = AtomicUsize::new(0);
         std::thread::scope(|scope| {
