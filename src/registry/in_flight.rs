@@ -172,7 +172,7 @@ mod tests {
     }
 }
 
-/// Every interleaving of a few users and one drain. A lost wake-up shows as a deadlock: loom's condition variable never times out.
+/// The interleavings of a few users and one drain with up to three forced switches between threads. A lost wake-up shows as a deadlock: loom's condition variable never times out.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
@@ -186,8 +186,14 @@ mod loom_tests {
         bytes: UnsafeCell<()>,
     }
 
+    fn model(run: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(run);
+    }
+
     fn drain_against(users: usize, rounds: usize) {
-        loom::model(move || {
+        model(move || {
             let region = Arc::new(Region { in_flight: InFlight::new(), bytes: UnsafeCell::new(()) });
             let threads: Vec<_> = (0..users)
                 .map(|_| {
@@ -224,7 +230,7 @@ mod loom_tests {
 
     #[test]
     fn what_was_written_before_open_is_seen_inside() {
-        loom::model(|| {
+        model(|| {
             let region = Arc::new(Region { in_flight: InFlight::new_closed(), bytes: UnsafeCell::new(()) });
             let user = {
                 let region = region.clone();

@@ -410,7 +410,7 @@ impl Writer {
         // SAFETY: pinned, here and below.
         let leaf = |at: usize| unsafe { top.leaf(at, guard) };
         let Some(old) = leaf(at) else { return false };
-        let Some(position) = old.rank(start).checked_sub(1).filter(|position| old.starts[*position] == start) else { return false };
+        let Some(position) = old.rank(start).checked_sub(1).filter(|at| old.starts[*at] == start) else { return false };
         let region = old.regions[position];
         self.length -= 1;
 

@@ -25,7 +25,7 @@ fn counted() -> RegionOptions {
 fn register(registry: &Registry, address: u64, length: u64) -> Arc<Region> {
     match registry.reserve(fake_range(address, length), &options("*")).unwrap() {
         Reservation::New(region) => {
-            registry.commit(&[region.clone()]);
+            registry.commit(std::slice::from_ref(&region));
             region
         }
         Reservation::Counted(region) => region,
@@ -184,7 +184,7 @@ mod model {
                 Ok(Reservation::New(region)) => {
                     assert!(!self.blocks(range));
                     if commit {
-                        self.registry.commit(&[region.clone()]);
+                        self.registry.commit(std::slice::from_ref(&region));
                     }
                     self.know(&region, &options, if commit { Life::Live } else { Life::Reserved });
                 }
@@ -227,7 +227,7 @@ mod model {
                         let Reservation::New(region) = reservation else { panic!("counted") };
                         assert_eq!(region.range(), *range);
                         self.know(region, &options, Life::Live);
-                        self.registry.commit(&[region.clone()]);
+                        self.registry.commit(std::slice::from_ref(region));
                     }
                 }
                 Err(error) => assert!(clash && error.code() == Code::AddressOverlapped),
@@ -355,13 +355,13 @@ mod model {
         }
 
         fn compare(&self, view: &View<'_>, address: u64) {
-            let found = view.find(address).map(|region| ptr_of(region));
+            let found = view.find(address).map(std::ptr::from_ref);
             assert_eq!(found, self.owner(address).map(|known| Arc::as_ptr(&known.region)), "{address:#x}");
         }
 
         pub fn compare_all(&self) {
             check(&self.registry);
-            self.registry.read(|view| (0..SPACE).for_each(|offset| self.compare(view, self.base + offset)));
+            self.registry.read(|view| (0..SPACE).step_by(count(1, 29)).for_each(|offset| self.compare(view, self.base + offset)));
         }
 
         fn compare_published(&self) {
@@ -371,10 +371,6 @@ mod model {
             assert_eq!(published(&self.registry), expected);
             assert!(self.registry.live().iter().map(|region| region.sequence()).eq(expected));
         }
-    }
-
-    fn ptr_of(region: &Region) -> *const Region {
-        region
     }
 }
 
@@ -399,10 +395,10 @@ impl Numbers {
 fn agree_with_the_model(leaf: usize, block: usize, base: u64, seed: u64) {
     let mut model = Model::new(leaf, block, base);
     let mut numbers = Numbers(seed);
-    for round in 0..count(100_000, 400) {
+    for round in 0..count(100_000, 150) {
         let number = numbers.next();
         model.step((number as u8, (number >> 16) as u16, (number >> 32) as u16));
-        if round % count(500, 100) == 0 {
+        if round % count(500, 150) == 0 {
             model.compare_all();
         }
     }
@@ -569,7 +565,7 @@ fn duplicates_are_counted_only_if_both_ask_and_all_is_equal() {
     let range = fake_range(0x1000, 0x100);
     let Reservation::New(region) = registry.reserve(range, &counted()).unwrap() else { panic!() };
     assert!(registry.reserve(range, &counted()).is_err(), "its registration has not ended");
-    registry.commit(&[region.clone()]);
+    registry.commit(std::slice::from_ref(&region));
     assert!(matches!(registry.reserve(range, &counted()).unwrap(), Reservation::Counted(again) if Arc::ptr_eq(&again, &region)));
     let others = [
         RegionOptions { counted: false, ..counted() },
@@ -601,7 +597,7 @@ fn a_batch_is_reserved_whole_or_not_at_all() {
     assert_eq!(error.code(), Code::AddressOverlapped);
     assert!(error.message().contains("entry 21 of 22") && error.message().contains("[0x9000, 0x9100)"), "{error}");
     assert_eq!(registry.len(), 1);
-    assert_eq!(registry.read(|view| view.find(0x100).is_none()), true);
+    assert!(registry.read(|view| view.find(0x100).is_none()));
 
     let mut ranges = fresh(20);
     ranges.push(fake_range(0x300, 1));
@@ -631,7 +627,7 @@ fn peers_get_no_guard_on_what_is_not_for_them() {
     register(&registry, 0x1000, 0x100);
     let private = RegionOptions { remote_accessible: false, ..options("*") };
     let Reservation::New(region) = registry.reserve(fake_range(0x1100, 0x100), &private).unwrap() else { panic!() };
-    registry.commit(&[region.clone()]);
+    registry.commit(std::slice::from_ref(&region));
     registry.read(|view| {
         assert_eq!(view.acquire(0x1100, 1, Access::Remote).err(), Some(Refusal::NotAccessible));
         assert_eq!(view.acquire(0x1000, 0x101, Access::Remote).err(), Some(Refusal::NotAccessible));
@@ -690,7 +686,7 @@ fn the_hint_of_a_view_sees_removals_and_new_registrations() {
 #[test]
 fn one_change_among_65536_encodes_one_block_anew() {
     let registry = Registry::new();
-    let regions = count(65_536, 300) as u64;
+    let regions = count(65_536, 150) as u64;
     (1..=regions).for_each(|at| drop(register(&registry, at * 0x1000, 0x1000)));
     let encoded = AtomicUsize::new(0);
     let publish = || {
@@ -715,7 +711,7 @@ fn one_change_among_65536_encodes_one_block_anew() {
 #[test]
 fn thin_leaves_and_blocks_merge() {
     let registry = Registry::new();
-    let regions = count(20_000, 400) as u64;
+    let regions = count(20_000, 200) as u64;
     (1..=regions).for_each(|at| drop(register(&registry, at * 0x1000, 0x1000)));
     (1..=regions).filter(|at| at % 20 != 0).for_each(|at| unregister(&registry, at * 0x1000));
     check(&registry);
@@ -735,7 +731,7 @@ fn late_commits_are_published_in_the_order_of_registration() {
         Reservation::New(region) => region,
         Reservation::Counted(_) => panic!(),
     };
-    let regions: Vec<_> = (1..=100).map(reserve).collect();
+    let regions: Vec<_> = (1..=count(100, 25) as u64).map(reserve).collect();
     let mut numbers = Numbers(9);
     let mut order: Vec<usize> = (0..regions.len()).collect();
     (1..order.len()).rev().for_each(|last| order.swap(last, numbers.below(last as u64 + 1) as usize));
@@ -743,7 +739,7 @@ fn late_commits_are_published_in_the_order_of_registration() {
         registry.commit(&[regions[at].clone()]);
         check(&registry);
     }
-    assert!(published(&registry).into_iter().eq(0..100));
+    assert!(published(&registry).into_iter().eq(0..regions.len() as u64));
 }
 
 #[test]
@@ -781,13 +777,14 @@ fn nothing_is_leaked() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri refuses the futex call that parking_lot makes when a lock is contended")]
 fn of_32_threads_that_reserve_one_range_one_wins_each_round() {
     let registry = Registry::new();
-    for round in 0..count(50, 2) {
+    for round in 0..50 {
         let winners = AtomicUsize::new(0);
-        let barrier = std::sync::Barrier::new(count(32, 4));
+        let barrier = std::sync::Barrier::new(32);
         std::thread::scope(|scope| {
-            for thread in 0..count(32, 4) as u64 {
+            for thread in 0..32 {
                 let (registry, winners, barrier) = (&registry, &winners, &barrier);
                 scope.spawn(move || {
                     barrier.wait();
@@ -861,7 +858,8 @@ fn readers_see_no_region_outside_of_its_life_and_miss_none_inside_of_it() {
                 })
             })
             .collect();
-        let writers: Vec<_> = (0..2u64)
+        // One under Miri: see the other tests with several writers.
+        let writers: Vec<_> = (0..count(2, 1) as u64)
             .map(|writer| {
                 let (registry, places, hits) = (&registry, &places, &hits);
                 scope.spawn(move || {
@@ -941,9 +939,10 @@ fn bytes_move_only_while_the_region_is_registered() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri refuses the futex call that parking_lot makes when a lock is contended")]
 fn two_threads_that_unregister_one_region_do_not_both_succeed() {
     let registry = Registry::new();
-    for _ in 0..count(500, 5) {
+    for _ in 0..500 {
         register(&registry, 0x1000, 16);
         let removals = AtomicUsize::new(0);
         std::thread::scope(|scope| {
