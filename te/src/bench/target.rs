@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             Request::CpuTime => answer(&(system::process_cpu_time().as_nanos() as u64))?,
         }
     }
-    engine.shutdown(Duration::from_secs(5));
+    engine.shutdown();
     Ok(())
 }
 
