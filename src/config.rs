@@ -64,6 +64,10 @@ pub struct Config {
     pub checked_local_copy: bool,
     /// Whether registering the same range again counts a reference.
     pub register_refcount: bool,
+    /// Whether throughput is logged at intervals.
+    pub metric: bool,
+    /// How often throughput is logged.
+    pub metric_interval: Duration,
     /// Least severe level that is logged.
     pub log_level: Level,
     /// Directory of the log file; standard error without.
@@ -108,6 +112,8 @@ impl Config {
             tcp_io_threads: 0,
             checked_local_copy: false,
             register_refcount: false,
+            metric: false,
+            metric_interval: Duration::ZERO,
             log_level: Level::ERROR,
             log_directory: None,
         }
@@ -488,7 +494,8 @@ pub static VARIABLES: &[Variable] = &[
     Variable {
         name: "MC_TE_METRIC",
         kind: Kind::Switch,
-        help: "Log throughput and latency now and then; here the statistics functions and the Prometheus text show them.",
+        help: "Log throughput at intervals, at level INFO: MC_LOG_LEVEL must let that through.",
+        effect: Some(|config, value| config.metric = value.is_on()),
         ..CORE
     },
     Variable {
@@ -496,6 +503,7 @@ pub static VARIABLES: &[Variable] = &[
         kind: Kind::Number(&[POSITIVE], Unit::Seconds),
         default: Preset::Text("5"),
         help: "How often MC_TE_METRIC logs.",
+        effect: Some(|config, value| config.metric_interval = Duration::from_secs(value.number())),
         ..CORE
     },
     Variable { name: "MC_USE_TENT", help: "Choose upstream's other engine, in its builds that have it.", ..CORE },

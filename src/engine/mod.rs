@@ -8,21 +8,22 @@
 //! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Everything else
 //! has its locks in the rooms.
 //!
-//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one more if
-//! `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` is set. Up to four more each for finding peers and for notifications come and go.
+//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one more each if
+//! `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and for notifications come and go.
 
 mod card;
+mod periodic;
 mod segments;
 #[cfg(test)]
 mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 
 use self::card::Card;
+use self::periodic::Periodic;
 use self::segments::{Fetcher, Segments};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
@@ -33,7 +34,7 @@ use crate::registration::Registrar;
 use crate::registry::{Region, RegionOptions, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
-use crate::telemetry::Counters;
+use crate::telemetry::{Counters, Throughput};
 use crate::topology::Topology;
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 use crate::transport::local::LocalTransport;
@@ -110,7 +111,7 @@ pub struct Engine {
     topology: Mutex<Topology>,
     server: Server,
     background: Background,
-    refresher: OnceLock<Refresher>,
+    periodic: Mutex<Vec<Periodic>>,
     closed: AtomicBool,
 }
 
@@ -176,7 +177,7 @@ impl Engine {
             topology: Mutex::default(),
             server,
             background: Background::new("te-notify"),
-            refresher: OnceLock::new(),
+            periodic: Mutex::default(),
             closed: AtomicBool::new(false),
             config,
         });
@@ -187,8 +188,14 @@ impl Engine {
             engine.install_transport("tcp", None)?;
         }
         if let Some(interval) = engine.config.metadata_refresh_interval {
-            let refresher = Refresher::start(interval, engine.this.clone())?;
-            engine.refresher.get_or_init(|| refresher);
+            let refresh = |engine: &Engine| drop(engine.refresh_all_segments());
+            engine.periodic.lock().push(Periodic::start("te-refresh", interval, engine.this.clone(), refresh)?);
+        }
+        if engine.config.metric {
+            let mut throughput = Throughput::since_now(&engine.counters);
+            let report = move |engine: &Engine| tracing::info!("{}: {}", engine.name, throughput.report(&engine.counters));
+            let interval = engine.config.metric_interval;
+            engine.periodic.lock().push(Periodic::start("te-metric", interval, engine.this.clone(), report)?);
         }
         tracing::info!("engine {} is ready", engine.name);
         Ok(engine)
@@ -528,9 +535,8 @@ impl Engine {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        if let Some(refresher) = self.refresher.get() {
-            refresher.order_stop();
-        }
+        let periodic = std::mem::take(&mut *self.periodic.lock());
+        periodic.iter().for_each(Periodic::order_stop);
         self.fetcher.client.cancel();
         self.server.stop();
         let reason = Error::quiet(Code::Canceled, "the engine was destroyed");
@@ -540,9 +546,7 @@ impl Engine {
             transport.shutdown(reason.clone());
         }
         self.background.close();
-        if let Some(refresher) = self.refresher.get() {
-            refresher.join();
-        }
+        periodic.into_iter().for_each(Periodic::join);
     }
 }
 
@@ -607,53 +611,5 @@ impl Segment for OwnSegment {
 
     fn host(&self) -> Result<String> {
         Ok(String::new())
-    }
-}
-
-/// The thread that asks peers anew at intervals.
-struct Refresher {
-    stop: Arc<(Mutex<bool>, Condvar)>,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
-}
-
-impl Refresher {
-    fn start(interval: Duration, engine: Weak<Engine>) -> Result<Refresher> {
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let ordered = stop.clone();
-        let run = move || {
-            loop {
-                {
-                    let mut stopped = ordered.0.lock();
-                    if !*stopped {
-                        ordered.1.wait_for(&mut stopped, interval);
-                    }
-                    if *stopped {
-                        return;
-                    }
-                }
-                match engine.upgrade() {
-                    Some(engine) => drop(engine.refresh_all_segments()),
-                    None => return,
-                }
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("te-refresh".into())
-            .spawn(run)
-            .map_err(|error| Error::new(Code::Limit, format!("cannot start a thread: {error}; check ulimit -u")))?;
-        Ok(Refresher { stop, thread: Mutex::new(Some(thread)) })
-    }
-
-    fn order_stop(&self) {
-        *self.stop.0.lock() = true;
-        self.stop.1.notify_all();
-    }
-
-    fn join(&self) {
-        if let Some(thread) = self.thread.lock().take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Two and more engines in one process: what peers see of each other.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::transfer::State;

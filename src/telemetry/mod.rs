@@ -9,6 +9,7 @@ pub mod log;
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// A counter that any thread may add to.
 #[derive(Debug, Default)]
@@ -80,9 +81,69 @@ impl Counters {
     }
 }
 
+/// What an engine has moved since the last look, for a line of the log now and then. For one thread.
+pub struct Throughput {
+    looked: Instant,
+    counted: [u64; 5],
+}
+
+impl Throughput {
+    /// From now on.
+    pub fn since_now(counters: &Counters) -> Throughput {
+        Throughput { looked: Instant::now(), counted: Throughput::count(counters) }
+    }
+
+    fn count(counters: &Counters) -> [u64; 5] {
+        let ended_badly = counters.tasks_failed.get() + counters.tasks_timed_out.get() + counters.tasks_cancelled.get();
+        let Counters { bytes_read, bytes_written, bytes_served, tasks_completed, .. } = counters;
+        [bytes_read.get(), bytes_written.get(), bytes_served.get(), tasks_completed.get(), ended_badly]
+    }
+
+    /// Rates since the last look, which is now. MB are 10^6 bytes.
+    pub fn report(&mut self, counters: &Counters) -> String {
+        self.report_at(counters, Instant::now())
+    }
+
+    fn report_at(&mut self, counters: &Counters, now: Instant) -> String {
+        let last = std::mem::replace(self, Throughput { looked: now, counted: Throughput::count(counters) });
+        let seconds = (now - last.looked).as_secs_f64().max(1e-9);
+        let rate = |counter: usize| self.counted[counter].wrapping_sub(last.counted[counter]) as f64 / seconds;
+        let [read, written, served] = [0, 1, 2].map(|counter| rate(counter) / 1e6);
+        let (completed, ended_badly) = (rate(3), self.counted[4].wrapping_sub(last.counted[4]));
+        format!(
+            "read {read:.1} MB/s, wrote {written:.1} MB/s, {completed:.0} requests/s, {ended_badly} not completed; peers moved \
+             {served:.1} MB/s (over {seconds:.1} s)"
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn throughput_is_what_came_since_the_last_look() {
+        let counters = Counters::default();
+        counters.bytes_read.add(1 << 40);
+        let mut throughput = Throughput::since_now(&counters);
+        let start = throughput.looked;
+        counters.bytes_read.add(10_000_000);
+        counters.bytes_written.add(5_000_000);
+        counters.bytes_served.add(300_000);
+        counters.tasks_completed.add(8);
+        counters.tasks_failed.add(1);
+        counters.tasks_cancelled.add(2);
+        assert_eq!(
+            throughput.report_at(&counters, start + Duration::from_secs(2)),
+            "read 5.0 MB/s, wrote 2.5 MB/s, 4 requests/s, 3 not completed; peers moved 0.1 MB/s (over 2.0 s)"
+        );
+        counters.bytes_written.add(1_000_000);
+        let second = throughput.report_at(&counters, start + Duration::from_secs(3));
+        assert!(second.starts_with("read 0.0 MB/s, wrote 1.0 MB/s, 0 requests/s, 0 not") && second.ends_with("1.0 s)"), "{second}");
+        assert!(throughput.report_at(&counters, start + Duration::from_secs(3)).starts_with("read 0.0 MB/s"));
+    }
 
     #[test]
     fn the_list_shows_each_counter_under_its_own_name() {

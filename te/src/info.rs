@@ -20,7 +20,7 @@ pub struct Arguments {
     /// Print everything as JSON.
     #[arg(long, conflicts_with = "markdown")]
     json: bool,
-    /// Print the table of environment variables as Markdown, without what is set here.
+    /// Print docs/configuration.md: the environment variables as Markdown, without what is set here.
     #[arg(long)]
     markdown: bool,
 }
@@ -186,6 +186,9 @@ impl Report {
         if !idle.is_empty() {
             advice.push(format!("Set, but without effect in this version: {}.", idle.join(", ")));
         }
+        if config.metric && matches!(config.log_level.as_str(), "WARN" | "ERROR") {
+            advice.push("MC_TE_METRIC logs at level INFO, which is not logged here: set MC_LOG_LEVEL=INFO too.".to_string());
+        }
         advice.extend(self.limits.advise(config));
         if self.advertised_address.is_none() {
             let family = if config.use_ipv6 { "IPv6" } else { "IPv4" };
@@ -226,7 +229,12 @@ impl Report {
         row(&mut out, "Open files", limit(self.limits.open_files, &|number| number.to_string()));
         let pages = self.limits.huge_pages.as_ref().map_or_else(unknown, |pages| {
             let transparent = pages.transparent.as_deref().unwrap_or("not supported");
-            format!("{} of {}, {} free; transparent: {transparent}", pages.total, output::bytes(pages.size_bytes), pages.free)
+            let size = output::bytes(pages.size_bytes);
+            let set_aside = match pages.total {
+                0 => format!("none of {size} set aside"),
+                total => format!("{total} of {size} set aside, {} free", pages.free),
+            };
+            format!("{set_aside}; transparent: {transparent}")
         });
         row(&mut out, "Huge pages", pages);
         let ports = self.limits.ephemeral_ports.map_or_else(unknown, |(lowest, highest)| format!("{lowest} to {highest}"));
@@ -346,11 +354,19 @@ impl Limits {
 const RAISE_LOCKED_MEMORY: &str = "Raise it: `LimitMEMLOCK=infinity` in a systemd unit, `--ulimit memlock=-1` of docker, or \
                                    /etc/security/limits.conf.";
 
-/// The table of [`VARIABLES`] for the documentation.
+/// The documentation of [`VARIABLES`], `docs/configuration.md`.
 fn markdown() -> String {
-    let mut out = String::new();
+    let mut out = String::from(
+        "# Configuration\n\n\
+         <!-- Written by `te info --markdown`; do not edit. -->\n\n\
+         Environment variables, read when an engine is created; later changes have no effect on it. A value that is not among those \
+         listed is reported in the log, and the default holds; so is a name that looks like a misspelt one. `te info` shows what holds \
+         on a machine, with advice.\n\n\
+         A switch takes 1, true, yes, on, or 0, false, no, off, in any case. Variables for which any value, even an empty one, will do \
+         are off only where they are not set. Of several names the first that is set counts.\n\n",
+    );
     for section in [Section::Core, Section::Tcp, Section::Ours] {
-        let _ = write!(out, "### {}\n\n| variable | values | default | what it does |\n|---|---|---|---|\n", section.title());
+        let _ = write!(out, "## {}\n\n| variable | values | default | what it does |\n|---|---|---|---|\n", section.title());
         for variable in VARIABLES.iter().filter(|variable| variable.section == section) {
             let names: Vec<String> = [variable.name].iter().chain(variable.aliases).map(|name| format!("`{name}`")).collect();
             let effect = if variable.has_effect() { "" } else { " *Accepted, without effect in this version.*" };

@@ -2,6 +2,8 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use crate::system;
+
 /// Colour and width of standard output.
 pub struct Style {
     /// Whether to colour.
@@ -11,11 +13,12 @@ pub struct Style {
 }
 
 impl Style {
-    /// Colour on terminals only, and not where `NO_COLOR` forbids it; the width of `COLUMNS`, between 80 and 120, else 100.
+    /// Colour on terminals only, and not where `NO_COLOR` forbids it; the width of `COLUMNS` or the terminal, between 80 and 120, else
+    /// 100.
     pub fn of_standard_output() -> Style {
         let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).unwrap_or(100);
-        Style { colour, width: columns.clamp(80, 120) }
+        let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).or_else(system::terminal_width);
+        Style { colour, width: columns.unwrap_or(100).clamp(80, 120) }
     }
 
     /// A heading.
@@ -58,6 +61,11 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Running text in lines that are read with ease.
+pub fn paragraph(text: &str) -> String {
+    wrap(text, 100).join("\n") + "\n"
 }
 
 /// A number of bytes with the largest binary unit that keeps it readable.

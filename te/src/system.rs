@@ -1,4 +1,5 @@
-//! The few system calls that measuring needs: memory that may be handed to an engine, processor time, and dying with the parent.
+//! The few system calls that measuring needs: memory that may be handed to an engine, processor time, the
+//! terminal's width, and dying with the parent.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -61,6 +62,14 @@ pub fn process_cpu_time() -> Duration {
     // SAFETY: writes the one structure it is given; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Columns of the terminal that standard output is.
+pub fn terminal_width() -> Option<usize> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: writes the one structure it is given; fails where there is no terminal.
+    let answer = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) };
+    (answer == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
 /// Has the kernel kill this process when the thread that started it ends.

@@ -41,3 +41,17 @@ fn wrong_arguments_and_failures_have_their_own_status_and_keep_standard_output_c
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }
 }
+
+#[test]
+fn the_documentation_of_the_configuration_is_what_info_prints() {
+    let written = include_str!("../../docs/configuration.md");
+    let printed = String::from_utf8(te(&["info", "--markdown"], &[("MC_HANDSHAKE_PORT", "1")]).stdout).unwrap();
+    assert!(printed == written, "write it anew: te info --markdown > docs/configuration.md");
+}
+
+#[test]
+fn info_says_when_the_metric_will_not_be_seen() {
+    let advice = |settings| String::from_utf8(te(&["info"], settings).stdout).unwrap().contains("MC_TE_METRIC logs at level INFO");
+    assert!(advice(&[("MC_TE_METRIC", "1")]));
+    assert!(!advice(&[("MC_TE_METRIC", "1"), ("MC_LOG_LEVEL", "DEBUG")]) && !advice(&[("MC_TE_METRIC", "0")]));
+}

@@ -1,8 +1,10 @@
 //! `te bench`: measures engines of this library, beside what the machine itself can do.
 //!
-//! Figures are medians over rounds with their smallest and largest. Content is checked before anything is timed. Tables go to
-//! standard output, progress to standard error, and with `--json` everything to a file.
+//! Figures are medians over rounds with their smallest and largest. What is timed is checked: regions are looked up, and bytes are
+//! compared where they arrive; the program fails if anything is not as it should be. Tables, or JSON, go to standard output, progress
+//! to standard error.
 
+mod machine;
 mod raw;
 mod register;
 mod statistics;
@@ -10,13 +12,15 @@ mod target;
 mod transfer;
 
 use std::error::Error;
-use std::path::Path;
 use std::sync::Arc;
 
 use clap::Subcommand;
 use serde::Serialize;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
+use transfer_engine::telemetry;
+
+use crate::output;
 
 /// What can be measured.
 #[derive(Subcommand)]
@@ -39,8 +43,9 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// An engine on the loopback address, with the TCP transport.
+/// An engine on the loopback address, with the TCP transport, whose log is shown.
 fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
+    telemetry::log::install();
     let options =
         EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), auto_discover: false };
     let engine = Engine::create(&options, Config::from_environment())?;
@@ -54,12 +59,10 @@ fn memory_options() -> MemoryOptions {
     MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false }
 }
 
-fn write_json(path: Option<&Path>, report: &impl Serialize) -> Result<(), Box<dyn Error>> {
-    if let Some(path) = path {
-        let text = serde_json::to_string_pretty(report)? + "\n";
-        std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    }
-    Ok(())
+/// Prints a report: as text, or everything as JSON.
+fn print_report<R: Serialize>(as_json: bool, report: &R, text: impl FnOnce(&R) -> String) -> Result<(), Box<dyn Error>> {
+    let text = if as_json { serde_json::to_string_pretty(report)? + "\n" } else { text(report) };
+    Ok(output::print(&text)?)
 }
 
 /// Parses a size such as `64`, `4K`, `1M`, `2GiB`; units are binary.

@@ -1,12 +1,11 @@
 //! `te bench transfer`: two processes on this machine, beside plain sockets between the same two.
 //!
 //! In each round every cell is measured once, and before the cells the plain sockets, so that a neighbour on the machine hits all
-//! alike; ratios are formed round by round.
+//! alike; ratios are formed round by round. In the first round every byte of every cell is compared on the side where it arrives.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -15,18 +14,23 @@ use transfer_engine::engine::Engine;
 use transfer_engine::transfer::{Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
+use super::machine::{Machine, noise, time_fixed_work};
 use super::raw::{self, Waiting};
 use super::statistics::{Spread, percentile};
 use super::target::Target;
-use super::{create_engine, fill, find_difference, memory_options, parse_size, write_json};
+use super::{create_engine, fill, find_difference, memory_options, parse_size, print_report};
 use crate::output;
 use crate::system::{Arena, process_cpu_time};
 
 /// Arguments of `te bench transfer`.
 #[derive(clap::Args, Serialize)]
 pub struct Arguments {
+    /// Few figures within seconds: other defaults for --sizes, --rounds, --milliseconds and --memory.
+    #[arg(long)]
+    quick: bool,
     /// Sizes of a request.
     #[arg(long, value_delimiter = ',', value_parser = parse_size, default_value = "64,4K,64K,1M,16M")]
+    #[arg(default_value_if("quick", "true", "4K,1M"))]
     sizes: Vec<usize>,
     /// Numbers of requests in a batch.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32])]
@@ -38,17 +42,20 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Operation::Read, Operation::Write])]
     operations: Vec<Operation>,
     /// Rounds.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(default_value_if("quick", "true", "3"))]
     rounds: u32,
     /// How long a cell is measured in a round, in milliseconds.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value = "200", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(default_value_if("quick", "true", "100"))]
     milliseconds: u64,
     /// Memory of each side; requests beyond it use the same places again.
     #[arg(long, value_parser = parse_size, default_value = "512M")]
+    #[arg(default_value_if("quick", "true", "64M"))]
     memory: usize,
-    /// File that takes all figures.
+    /// Print all figures as JSON instead of tables.
     #[arg(long)]
-    json: Option<PathBuf>,
+    json: bool,
 }
 
 /// A direction, seen from the process that submits.
@@ -87,13 +94,23 @@ struct Cell {
     threads: usize,
 }
 
+impl Cell {
+    /// Bytes that are asked for at once.
+    fn bytes_at_once(&self) -> usize {
+        self.size * self.batch * self.threads
+    }
+}
+
+/// Less than this at once does not fill a connection; its rate is then that of its latency, and no stream's.
+const FILLS_A_STREAM: usize = 64 << 10;
+
 /// What one round of a cell gave.
 struct Sample {
     p50: f64,
     p99: f64,
     rate: f64,
     cpu: f64,
-    /// Median latency, divided by that of a plain round trip of the same size.
+    /// Median latency, divided by that of the faster plain round trip of the same size.
     latency_ratio: f64,
     /// Rate, divided by that of two plain streams with messages of the same size.
     rate_ratio: f64,
@@ -125,14 +142,17 @@ struct Row {
     mb_per_s: Spread,
     /// Of both processes.
     cpu_s_per_gib: Spread,
-    /// Median latency / plain round trip that is parked; for single requests on one thread.
+    /// Median latency / the faster plain round trip; for single requests on one thread.
     latency_to_raw: Option<Spread>,
-    rate_to_raw: Spread,
+    /// Rate / that of two plain streams; where enough is asked at once.
+    rate_to_raw: Option<Spread>,
 }
 
 #[derive(Serialize)]
 struct Report<'a> {
+    machine: Machine,
     settings: &'a Arguments,
+    fixed_work_ms: Spread,
     raw: Vec<RawRow>,
     rows: Vec<Row>,
 }
@@ -146,28 +166,32 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if arguments.batches.contains(&0) || arguments.threads.contains(&0) {
         return Err("--batches and --threads must be at least 1".into());
     }
+    let machine = Machine::look();
     let mut bench = Bench::start(arguments.memory)?;
-    for size in arguments.sizes.iter().copied() {
-        eprintln!("checking content, {}", output::bytes(size as u64));
-        bench.check(size)?;
-    }
     let cells = cells(arguments);
     let mut raw: BTreeMap<usize, Vec<Raw>> = BTreeMap::new();
     let mut samples: Vec<Vec<Sample>> = cells.iter().map(|_| Vec::new()).collect();
+    let mut fixed_work = Vec::new();
     let limit = Duration::from_millis(arguments.milliseconds);
     for round in 1..=arguments.rounds {
-        eprintln!("round {round} of {}", arguments.rounds);
+        eprintln!("round {round} of {}{}", arguments.rounds, if round == 1 { ", comparing content" } else { "" });
+        fixed_work.push(time_fixed_work());
         for size in arguments.sizes.iter().copied() {
             raw.entry(size).or_default().push(bench.measure_raw(size)?);
         }
         for (cell, samples) in cells.iter().zip(&mut samples) {
             let beside = raw[&cell.size][round as usize - 1];
+            if round == 1 {
+                bench.prepare_content(cell)?;
+            }
             samples.push(bench.measure(cell, limit, beside)?);
+            if round == 1 {
+                bench.compare_content(cell)?;
+            }
         }
     }
-    let report = Report { settings: arguments, raw: raw_rows(&raw), rows: rows(&cells, &samples) };
-    output::print(&text(&report))?;
-    write_json(arguments.json.as_deref(), &report)?;
+    let (raw, rows) = (raw_rows(&raw), rows(&cells, &samples));
+    print_report(arguments.json, &Report { machine, settings: arguments, fixed_work_ms: Spread::of(fixed_work), raw, rows }, text)?;
     bench.engine.shutdown();
     Ok(())
 }
@@ -182,6 +206,23 @@ fn cells(arguments: &Arguments) -> Vec<Cell> {
         }
     }
     cells
+}
+
+/// Seed of what is moved.
+const CONTENT: u64 = 1;
+
+/// An error if bytes that were moved are not where they belong.
+fn judge_content(cell: &Cell, used: usize, difference: Option<usize>) -> Result<(), String> {
+    let Some(offset) = difference else { return Ok(()) };
+    let side = match cell.operation {
+        Operation::Read => "this process",
+        Operation::Write => "the target",
+    };
+    let Cell { operation, size, batch, threads } = cell;
+    Err(format!(
+        "WRONG CONTENT: after {operation}s of {size} bytes, {batch} at once on {threads} threads, the memory of {side} differs from \
+         what was sent within the 8 bytes at offset {offset} of {used}"
+    ))
 }
 
 /// The two processes.
@@ -206,22 +247,30 @@ impl Bench {
         Ok(Bench { engine, target, segment, arena, memory })
     }
 
-    /// Writes and reads one request, and compares every byte on the side where it arrives.
-    fn check(&mut self, size: usize) -> Result<(), Box<dyn Error>> {
-        fill(&mut self.arena.bytes_mut()[..size], size as u64);
-        self.target.fill(size, !0)?;
-        transfer(&self.engine, &self.requests(Operation::Write, size, 1, 0))?;
-        let wrong = self.target.find_difference(size, size as u64)?;
-        if let Some(offset) = wrong {
-            return Err(format!("after a write of {size} bytes the target differs at {offset}").into());
-        }
-        let seed = size as u64 + 1;
-        self.target.fill(size, seed)?;
-        transfer(&self.engine, &self.requests(Operation::Read, size, 1, 0))?;
-        if let Some(offset) = find_difference(&self.arena.bytes()[..size], seed) {
-            return Err(format!("after a read of {size} bytes the own memory differs at {offset}").into());
-        }
-        Ok(())
+    /// How many bytes from the start of either arena the cell uses.
+    fn used(&self, cell: &Cell) -> usize {
+        cell.bytes_at_once().min(self.memory / cell.size * cell.size)
+    }
+
+    /// Fills what the cell moves from, and differently what it moves to.
+    fn prepare_content(&mut self, cell: &Cell) -> Result<(), Box<dyn Error>> {
+        let used = self.used(cell);
+        let (ours, theirs) = match cell.operation {
+            Operation::Read => (!CONTENT, CONTENT),
+            Operation::Write => (CONTENT, !CONTENT),
+        };
+        fill(&mut self.arena.bytes_mut()[..used], ours);
+        self.target.fill(used, theirs)
+    }
+
+    /// Compares every byte on the side where it was to arrive.
+    fn compare_content(&mut self, cell: &Cell) -> Result<(), Box<dyn Error>> {
+        let used = self.used(cell);
+        let difference = match cell.operation {
+            Operation::Read => find_difference(&self.arena.bytes()[..used], CONTENT),
+            Operation::Write => self.target.find_difference(used, CONTENT)?,
+        };
+        Ok(judge_content(cell, used, difference)?)
     }
 
     /// The requests of a batch, from the place of request `first` on.
@@ -291,7 +340,7 @@ impl Bench {
             p99,
             rate,
             cpu: cpu.as_secs_f64() / (bytes / f64::from(1 << 30)),
-            latency_ratio: p50 / raw.parked,
+            latency_ratio: p50 / raw.polling.min(raw.parked),
             rate_ratio: rate / raw.rate,
         })
     }
@@ -327,40 +376,65 @@ fn rows(cells: &[Cell], samples: &[Vec<Sample>]) -> Vec<Row> {
         mb_per_s: Spread::over(rounds, |round| round.rate),
         cpu_s_per_gib: Spread::over(rounds, |round| round.cpu),
         latency_to_raw: (cell.batch == 1 && cell.threads == 1).then(|| Spread::over(rounds, |round| round.latency_ratio)),
-        rate_to_raw: Spread::over(rounds, |round| round.rate_ratio),
+        rate_to_raw: (cell.bytes_at_once() >= FILLS_A_STREAM).then(|| Spread::over(rounds, |round| round.rate_ratio)),
     };
     cells.iter().zip(samples).map(row).collect()
 }
 
 fn text(report: &Report<'_>) -> String {
     let rounds = report.settings.rounds;
-    let mut out = format!("Plain sockets, median (smallest..largest) of {rounds} rounds\n\n");
-    out += &format!("{:>8}{:>26}{:>26}{:>26}\n", "size", "round trip polling, us", "parked, us", "two streams, MB/s");
+    let mut out = report.machine.to_string();
+    out += &format!("\nTwo processes over the loopback interface; median (smallest..largest) of {rounds} rounds.\n");
+    out += "\nPlain sockets: a message there and a byte back, the client polling or parked; and two streams of messages\n\n";
+    out += &format!("{:>8} {:>23} {:>23} {:>23}\n", "size", "polling, us", "parked, us", "streams, MB/s");
     for row in &report.raw {
         let size = output::bytes(row.size as u64);
         let (polling, parked) = (row.round_trip_polling_us, row.round_trip_parked_us);
-        out += &format!("{size:>8}{polling:>26}{parked:>26}{:>26}\n", row.two_streams_mb_per_s);
+        out += &format!("{size:>8} {polling:>23} {parked:>23} {:>23}\n", row.two_streams_mb_per_s);
     }
-    out += "\nEngine: latency of a whole batch; CPU of both processes; ratios to the parked round trip (below 1 is better) and to the\n\
-            two streams (above 1 is better) of the same size\n\n";
-    out += &format!(
-        "{:<6}{:>8}{:>6}{:>8}{:>24}{:>9}{:>22}{:>8}{:>9}{:>8}\n",
-        "", "size", "batch", "threads", "p50, us", "p99, us", "MB/s", "s/GiB", "latency", "rate"
+    out.push('\n');
+    out += &output::paragraph(
+        "Engine: latency of a whole batch; rate; processor time of both processes; and ratios to plain sockets of the same size in \
+         the same round: latency to the faster round trip (below 1 is better), rate to the streams (above 1 is better).",
     );
+    out += &format!(
+        "\n{:<5} {:>7} {:>5} {:>7} {:>20} {:>7} {:>19} {:>7} {:>17} {:>17}\n",
+        "", "size", "batch", "threads", "p50, us", "p99, us", "MB/s", "s/GiB", "latency ratio", "rate ratio"
+    );
+    let ratio = |ratio: Option<Spread>| ratio.map_or(String::new(), |ratio| ratio.to_string());
     for row in &report.rows {
-        let latency = row.latency_to_raw.map_or(String::new(), |ratio| format!("{:.2}", ratio.median));
-        out += &format!(
-            "{:<6}{:>8}{:>6}{:>8}{:>24}{:>9.0}{:>22}{:>8.2}{latency:>9}{:>8.2}\n",
+        let size = output::bytes(row.cell.size as u64);
+        let cpu = row.cpu_s_per_gib.median;
+        let line = format!(
+            "{:<5} {size:>7} {:>5} {:>7} {:>20} {:>7.0} {:>19} {:>7} {:>17} {:>17}",
             row.cell.operation,
-            output::bytes(row.cell.size as u64),
             row.cell.batch,
             row.cell.threads,
             row.p50_us,
             row.p99_us.median,
             row.mb_per_s,
-            row.cpu_s_per_gib.median,
-            row.rate_to_raw.median
+            if cpu < 100.0 { format!("{cpu:.2}") } else { format!("{cpu:.0}") },
+            ratio(row.latency_to_raw),
+            ratio(row.rate_to_raw)
         );
+        out += &format!("{}\n", line.trim_end());
     }
+    out += "\nEvery byte was compared where it arrived, in the first round.\n";
+    out += &noise(report.fixed_work_ms);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_that_differs_is_an_error_that_names_side_and_place() {
+        let cell = |operation| Cell { operation, size: 4096, batch: 32, threads: 2 };
+        assert_eq!(judge_content(&cell(Operation::Read), 4096, None), Ok(()));
+        let text = judge_content(&cell(Operation::Write), 8192, Some(4096)).unwrap_err();
+        assert!(text.contains("WRONG CONTENT: after writes of 4096 bytes") && text.contains("of the target differs"), "{text}");
+        assert!(text.ends_with("at offset 4096 of 8192"), "{text}");
+        assert!(judge_content(&cell(Operation::Read), 8192, Some(0)).unwrap_err().contains("of this process differs"));
+    }
 }

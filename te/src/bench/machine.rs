@@ -1,0 +1,96 @@
+//! What the figures were measured on, and how steady it was.
+
+use std::fmt;
+use std::hint::black_box;
+use std::time::Instant;
+
+use serde::Serialize;
+use transfer_engine::sys::limits;
+
+use super::statistics::Spread;
+
+/// The machine as it was found before anything was measured.
+#[derive(Serialize)]
+pub struct Machine {
+    processor: String,
+    cpus: usize,
+    kernel: Option<String>,
+    /// Programs that wanted a CPU, averaged over the last minute.
+    load: Option<f64>,
+    optimized: bool,
+}
+
+impl Machine {
+    /// Looks around.
+    pub fn look() -> Machine {
+        let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        let load = std::fs::read_to_string("/proc/loadavg").ok();
+        Machine {
+            processor: model.map_or("unknown processor", |(_, name)| name.trim()).to_string(),
+            cpus: limits::cpu_count(),
+            kernel: limits::kernel_version().ok(),
+            load: load.and_then(|text| text.split(' ').next()?.parse().ok()),
+            optimized: !cfg!(debug_assertions),
+        }
+    }
+}
+
+/// A line about the machine, and one for each thing that spoils figures.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kernel = self.kernel.as_deref().unwrap_or("unknown");
+        writeln!(f, "{}, {} CPUs, kernel {kernel}", self.processor, self.cpus)?;
+        if let Some(load) = self.load.filter(|load| *load > self.cpus as f64 / 4.0) {
+            writeln!(
+                f,
+                "Load {load} at the start: other programs compete for the CPUs, figures are worse and vary more than alone."
+            )?;
+        }
+        if !self.optimized {
+            writeln!(f, "This is a debug build: figures say nothing about a release build.")?;
+        }
+        Ok(())
+    }
+}
+
+/// Milliseconds on the clock for work that is always the same. How far its times lie apart is the machine's own noise.
+pub fn time_fixed_work() -> f64 {
+    let start = Instant::now();
+    let mut value = 1u64;
+    for _ in 0..1 << 20 {
+        value = black_box(value.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (value >> 30));
+    }
+    black_box(value);
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+/// What [`time_fixed_work`] says of the figures beside it.
+pub fn noise(fixed_work_ms: Spread) -> String {
+    format!("Noise: a loop of fixed work took {fixed_work_ms} ms in these rounds; differences of that proportion mean nothing.\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_spoils_figures_is_said() {
+        let machine = |load, optimized| Machine {
+            processor: "Processor".to_string(),
+            cpus: 2,
+            kernel: Some("6.1".to_string()),
+            load,
+            optimized,
+        };
+        assert_eq!(machine(Some(0.4), true).to_string(), "Processor, 2 CPUs, kernel 6.1\n");
+        assert_eq!(machine(None, true).to_string().lines().count(), 1);
+        assert!(machine(Some(0.6), true).to_string().contains("Load 0.6"));
+        assert!(machine(None, false).to_string().contains("debug build"));
+    }
+
+    #[test]
+    fn fixed_work_takes_time() {
+        assert!(time_fixed_work() > 0.0);
+    }
+}

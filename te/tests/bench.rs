@@ -1,0 +1,241 @@
+//! `te bench` as its users start it: the shape of what it prints, that wrong content is noticed, and that nobody is left behind.
+#![allow(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use transfer_engine::config::Config;
+use transfer_engine::engine::{Engine, EngineOptions};
+use transfer_engine::sys::MemoryRange;
+use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transport::Opcode;
+
+fn te(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_te"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MC_")) {
+        command.env_remove(name);
+    }
+    command.args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let output = te(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap()
+}
+
+const REGISTER: &[&str] = &["bench", "register", "--quick", "--regions", "16,64", "--calls", "8", "--batch", "16", "--rounds", "2"];
+const TRANSFER: &[&str] = &[
+    "bench",
+    "transfer",
+    "--quick",
+    "--sizes",
+    "1,4K",
+    "--batches",
+    "1,3",
+    "--memory",
+    "1M",
+    "--rounds",
+    "2",
+    "--milliseconds",
+    "5",
+];
+
+/// The keys of a spread, which every figure has.
+fn assert_is_spread(value: &Value) {
+    let [minimum, median, maximum] = ["minimum", "median", "maximum"].map(|key| value[key].as_f64().unwrap());
+    assert!(0.0 < minimum && minimum <= median && median <= maximum, "{value}");
+}
+
+#[test]
+fn register_prints_a_table_of_every_operation_at_every_number_of_regions() {
+    let output = run(REGISTER);
+    let table = text(output.stdout);
+    for operation in ["register", "unregister", "batch register", "batch unregister", "ordered map, insert", "ordered map, remove"]
+    {
+        let mut lines = table.lines().skip_while(|line| !line.starts_with(operation)).skip(1);
+        let (first, second) = (lines.next().unwrap().trim_start(), lines.next().unwrap().trim_start());
+        assert!(first.starts_with("16 ") && second.starts_with("64 "), "{operation}: {table}");
+        assert_eq!((first.matches("..").count(), second.matches("..").count()), (2, 3), "{operation}: {table}");
+    }
+    assert!(table.contains("of 2 rounds") && table.contains("Noise: "), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
+    assert!(text(output.stderr).contains("round 2 of 2\n"));
+}
+
+#[test]
+fn register_gives_all_figures_as_json() {
+    let report: Value = serde_json::from_slice(&run(&[REGISTER, &["--json"]].concat()).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6 * 2);
+    for row in rows {
+        ["clock_ns", "processor_ns", "growth"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+        assert!(row["regions"] == 16 || row["regions"] == 64);
+    }
+    assert_is_spread(&report["fixed_work_ms"]);
+    assert_eq!((&report["settings"]["rounds"], report["machine"]["cpus"].as_u64() > Some(0)), (&json!(2), true));
+}
+
+#[test]
+fn transfer_prints_plain_sockets_and_every_cell() {
+    let output = run(TRANSFER);
+    let table = text(output.stdout);
+    let cells: Vec<String> = table
+        .lines()
+        .filter(|line| line.starts_with("read") || line.starts_with("write"))
+        .map(|line| line.split_whitespace().take(5).collect::<Vec<_>>().join(" "))
+        .collect();
+    let expected: Vec<String> = ["read", "write"]
+        .iter()
+        .flat_map(|operation| ["1 B 1 1", "1 B 3 1", "4 KiB 1 1", "4 KiB 3 1"].map(|cell| format!("{operation} {cell}")))
+        .collect();
+    assert_eq!(cells, expected, "{table}");
+    let sockets = table.lines().skip_while(|line| !line.contains("polling, us")).skip(1).take(2);
+    assert!(sockets.clone().count() == 2 && sockets.clone().all(|line| line.matches("..").count() == 3), "{table}");
+    assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
+}
+
+#[test]
+fn transfer_gives_all_figures_as_json() {
+    let report: Value = serde_json::from_slice(&run(&[TRANSFER, &["--json"]].concat()).stdout).unwrap();
+    let (raw, rows) = (report["raw"].as_array().unwrap(), report["rows"].as_array().unwrap());
+    assert_eq!((raw.len(), rows.len()), (2, 8));
+    for row in raw {
+        let figures = ["round_trip_polling_us", "round_trip_parked_us", "two_streams_mb_per_s"];
+        figures.iter().for_each(|figure| assert_is_spread(&row[figure]));
+    }
+    for row in rows {
+        ["p50_us", "p99_us", "mb_per_s", "cpu_s_per_gib"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+        assert_eq!(row["latency_to_raw"].is_null(), row["batch"] != 1, "{row}");
+        assert!(row["rate_to_raw"].is_null(), "so few bytes at once fill no stream: {row}");
+    }
+}
+
+#[test]
+fn throughput_is_logged_at_intervals_where_it_is_asked_for() {
+    let arguments = ["bench", "transfer", "--quick", "--sizes", "4K", "--batches", "1", "--operations", "write"];
+    let mut command = te(&arguments);
+    command.args(["--memory", "1M", "--rounds", "1", "--milliseconds", "1500"]);
+    command.envs([("MC_TE_METRIC", "yes"), ("MC_TE_METRIC_INTERVAL_SECONDS", "1"), ("MC_LOG_LEVEL", "INFO")]);
+    let output = command.output().unwrap();
+    let log = text(output.stderr);
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(" MB/s, wrote ")).collect();
+    assert!(output.status.success() && lines.len() >= 2, "{log}");
+    assert!(lines.iter().any(|line| !line.contains(", wrote 0.0 MB/s")), "{log}");
+    assert!(lines.iter().any(|line| !line.contains("peers moved 0.0 MB/s")), "{log}");
+}
+
+/// The other end of `te bench transfer`, driven by hand.
+struct Target {
+    child: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Target {
+    fn start(memory: usize) -> (Target, Value) {
+        let mut child =
+            te(&["bench", "target", "--memory", &memory.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (requests, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut target = Target { child, requests, answers };
+        let location = target.answer();
+        (target, location)
+    }
+
+    fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn ask(&mut self, request: Value) -> Value {
+        writeln!(self.requests, "{request}").unwrap();
+        self.answer()
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn one_wrong_byte_in_the_target_is_noticed() {
+    const LENGTH: usize = 100_003;
+    let (mut target, location) = Target::start(LENGTH);
+    let check = |seed: u64| json!({"Check": {"length": LENGTH, "seed": seed}});
+    assert_eq!(target.ask(json!({"Fill": {"length": LENGTH, "seed": 5}})), Value::Null);
+    assert_eq!((target.ask(check(5)), target.ask(check(6))), (Value::Null, json!(0)));
+
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let engine = Engine::create(&options, Config::default()).unwrap();
+    engine.install_transport("tcp", None).unwrap();
+    let segment = engine.open_segment(location["segment"].as_str().unwrap()).unwrap();
+    let address = location["address"].as_u64().unwrap();
+    let byte = [0u8; 2];
+    // SAFETY: read by one transfer, which has ended before the bytes go.
+    let local = |index: usize| unsafe { MemoryRange::new(byte[index..].as_ptr() as u64, 1) }.unwrap();
+    // The content there is neither all zeros: what is put there differs from it.
+    for offset in [LENGTH - 1, 50_001] {
+        let request = Request { opcode: Opcode::Write, local: local(0), segment, remote_address: address + offset as u64 };
+        let statuses = engine.transfer(&[request], SubmitOptions::default()).unwrap();
+        assert_eq!(statuses[0].state, State::Completed);
+        assert_eq!(target.ask(check(5)), json!(offset / 8 * 8));
+    }
+    engine.shutdown();
+}
+
+/// Processes that this one has started and that have not ended.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    processes.filter(|process| stat(*process).is_some_and(|(state, of)| of == parent && !"ZX".contains(&state))).collect()
+}
+
+/// State and parent of a process.
+fn stat(process: u32) -> Option<(String, u32)> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.to_string(), fields.next()?.parse().ok()?))
+}
+
+/// Ends with the test, whatever happens.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_target_ends_with_a_parent_that_is_killed() {
+    let mut bench = te(&["bench", "transfer", "--sizes", "4K", "--memory", "1M", "--milliseconds", "60000"]);
+    let mut bench = Killed(bench.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut progress = BufReader::new(bench.0.stderr.take().unwrap()).lines();
+    assert!(progress.any(|line| line.unwrap().starts_with("round 1")), "it is measuring");
+    let target = wait_for("a target", || children(bench.0.id()).first().copied());
+    bench.0.kill().unwrap();
+    wait_for("the target's end", || stat(target).is_none_or(|(state, _)| "ZX".contains(&state)).then_some(()));
+}
