@@ -172,9 +172,9 @@ mod model {
 
         fn choose_options(a: u16, b: u16) -> RegionOptions {
             RegionOptions {
-                location: if b % 3 == 0 { "cpu:0" } else { "*" }.into(),
-                remote_accessible: a % 5 != 0,
-                counted: b % 2 == 0,
+                location: if b.is_multiple_of(3) { "cpu:0" } else { "*" }.into(),
+                remote_accessible: !a.is_multiple_of(5),
+                counted: b.is_multiple_of(2),
             }
         }
 
@@ -299,7 +299,7 @@ mod model {
         fn acquire(&mut self, a: u16, b: u16) {
             let address = self.base + u64::from(a) % SPACE;
             let length = u64::from(b / 4) % 40;
-            let access = if b % 2 == 0 { Access::Local } else { Access::Remote };
+            let access = if b.is_multiple_of(2) { Access::Local } else { Access::Remote };
             let mut expected = Ok(Vec::new());
             let mut reached = u128::from(address);
             while expected.as_ref().is_ok_and(|found: &Vec<usize>| found.is_empty())
