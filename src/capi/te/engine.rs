@@ -24,8 +24,9 @@ pub struct te_engine {
 pub struct te_engine_options {
     /// sizeof(te_engine_options).
     pub struct_size: usize,
-    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (peers ask each other; also if NULL), or the
-    /// address of a metadata server, such as "http://host:8080/metadata".
+    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (also if NULL), with the engines themselves, which
+    /// ask each other. Addresses of metadata servers, such as "http://host:8080/metadata", are refused in this
+    /// version.
     pub metadata: *const c_char,
     /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine
     /// that peers use. With P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server
@@ -45,9 +46,8 @@ unsafe impl Growing for te_engine_options {
 
 /// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
 ///
-/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken, TE_ERR_METADATA
-/// when the metadata server cannot be reached or is of an unknown kind, TE_ERR_NOT_IMPLEMENTED for an unknown
-/// transport.
+/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken,
+/// TE_ERR_NOT_IMPLEMENTED for a metadata server or an unknown transport.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, engine: *mut *mut te_engine) -> te_status {
     call(|| {
