@@ -25,7 +25,7 @@ fn counted() -> RegionOptions {
 fn register(registry: &Registry, address: u64, length: u64) -> Arc<Region> {
     match registry.reserve(fake_range(address, length), &options("*")).unwrap() {
         Reservation::New(region) => {
-            registry.commit(&[region.clone()]);
+            registry.commit(std::slice::from_ref(&region));
             region
         }
         Reservation::Counted(region) => region,
@@ -172,9 +172,9 @@ mod model {
 
         fn choose_options(a: u16, b: u16) -> RegionOptions {
             RegionOptions {
-                location: if b % 3 == 0 { "cpu:0" } else { "*" }.into(),
-                remote_accessible: a % 5 != 0,
-                counted: b % 2 == 0,
+                location: if b.is_multiple_of(3) { "cpu:0" } else { "*" }.into(),
+                remote_accessible: !a.is_multiple_of(5),
+                counted: b.is_multiple_of(2),
             }
         }
 
@@ -184,7 +184,7 @@ mod model {
                 Ok(Reservation::New(region)) => {
                     assert!(!self.blocks(range));
                     if commit {
-                        self.registry.commit(&[region.clone()]);
+                        self.registry.commit(std::slice::from_ref(&region));
                     }
                     self.know(&region, &options, if commit { Life::Live } else { Life::Reserved });
                 }
@@ -227,7 +227,7 @@ mod model {
                         let Reservation::New(region) = reservation else { panic!("counted") };
                         assert_eq!(region.range(), *range);
                         self.know(region, &options, Life::Live);
-                        self.registry.commit(&[region.clone()]);
+                        self.registry.commit(std::slice::from_ref(&region));
                     }
                 }
                 Err(error) => assert!(clash && error.code() == Code::AddressOverlapped),
@@ -299,7 +299,7 @@ mod model {
         fn acquire(&mut self, a: u16, b: u16) {
             let address = self.base + u64::from(a) % SPACE;
             let length = u64::from(b / 4) % 40;
-            let access = if b % 2 == 0 { Access::Local } else { Access::Remote };
+            let access = if b.is_multiple_of(2) { Access::Local } else { Access::Remote };
             let mut expected = Ok(Vec::new());
             let mut reached = u128::from(address);
             while expected.as_ref().is_ok_and(|found: &Vec<usize>| found.is_empty())
@@ -355,7 +355,7 @@ mod model {
         }
 
         fn compare(&self, view: &View<'_>, address: u64) {
-            let found = view.find(address).map(|region| ptr_of(region));
+            let found = view.find(address).map(ptr_of);
             assert_eq!(found, self.owner(address).map(|known| Arc::as_ptr(&known.region)), "{address:#x}");
         }
 
@@ -569,7 +569,7 @@ fn duplicates_are_counted_only_if_both_ask_and_all_is_equal() {
     let range = fake_range(0x1000, 0x100);
     let Reservation::New(region) = registry.reserve(range, &counted()).unwrap() else { panic!() };
     assert!(registry.reserve(range, &counted()).is_err(), "its registration has not ended");
-    registry.commit(&[region.clone()]);
+    registry.commit(std::slice::from_ref(&region));
     assert!(matches!(registry.reserve(range, &counted()).unwrap(), Reservation::Counted(again) if Arc::ptr_eq(&again, &region)));
     let others = [
         RegionOptions { counted: false, ..counted() },
@@ -601,7 +601,7 @@ fn a_batch_is_reserved_whole_or_not_at_all() {
     assert_eq!(error.code(), Code::AddressOverlapped);
     assert!(error.message().contains("entry 21 of 22") && error.message().contains("[0x9000, 0x9100)"), "{error}");
     assert_eq!(registry.len(), 1);
-    assert_eq!(registry.read(|view| view.find(0x100).is_none()), true);
+    assert!(registry.read(|view| view.find(0x100).is_none()));
 
     let mut ranges = fresh(20);
     ranges.push(fake_range(0x300, 1));
@@ -631,7 +631,7 @@ fn peers_get_no_guard_on_what_is_not_for_them() {
     register(&registry, 0x1000, 0x100);
     let private = RegionOptions { remote_accessible: false, ..options("*") };
     let Reservation::New(region) = registry.reserve(fake_range(0x1100, 0x100), &private).unwrap() else { panic!() };
-    registry.commit(&[region.clone()]);
+    registry.commit(std::slice::from_ref(&region));
     registry.read(|view| {
         assert_eq!(view.acquire(0x1100, 1, Access::Remote).err(), Some(Refusal::NotAccessible));
         assert_eq!(view.acquire(0x1000, 0x101, Access::Remote).err(), Some(Refusal::NotAccessible));
