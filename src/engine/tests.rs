@@ -163,6 +163,25 @@ fn local_transfers_move_in_the_right_direction_and_may_overlap() {
     assert_eq!(memory.0, expected);
 }
 
+#[test]
+fn a_peer_that_has_closed_its_side_is_still_answered() {
+    use std::io::{Read, Write};
+    let target = engine(&Config::default());
+    let theirs = Memory::new(4 << 20);
+    target.register(theirs.range(0, 4 << 20), &options()).unwrap();
+    let port = target.fetcher.own.read().tcp_data_port;
+    for (address, length) in [(theirs.address(), 100), (theirs.address(), 4 << 20), (16, 100)] {
+        let header = [&u64::to_le_bytes(length)[..], &u64::to_le_bytes(address), &[0x80, 0, 0, 0, 0, 0, 0, 0]].concat();
+        let (mut stream, mut reply) = (std::net::TcpStream::connect(("127.0.0.1", port)).unwrap(), Vec::new());
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // Twice, so that a request is read when the end is already there.
+        stream.write_all(&header.repeat(2)).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        stream.read_to_end(&mut reply).unwrap();
+        assert_eq!(reply.len(), if address == 16 { 8 } else { 2 * (8 + length as usize) });
+    }
+}
+
 /// Serves the descriptor of whatever engine it is told to, under a name that stays: what a restarted peer looks like to others.
 struct Name {
     name: String,

@@ -150,6 +150,8 @@ enum Step {
     Go,
     /// Nothing more can be read now.
     Drained,
+    /// The peer sends no more; it may still read.
+    End,
     /// The connection is over.
     Close,
 }
@@ -245,6 +247,7 @@ impl Connection {
     fn take_turn(&self, shared: &Arc<Shared>, state: &mut State, readable: bool, writable: bool) -> bool {
         let mut budget = TURN_BYTES;
         let mut may_read = readable;
+        let mut ended = false;
         if writable && !self.flush(shared, state, &mut budget) {
             return false;
         }
@@ -258,10 +261,12 @@ impl Connection {
                     }
                 }
                 Step::Drained => may_read = false,
+                Step::End => (may_read, ended) = (false, true),
                 Step::Close => return false,
             }
         }
-        self.flush(shared, state, &mut budget)
+        // What is due to a peer that has closed its side is sent; the end is found again when all is.
+        self.flush(shared, state, &mut budget) && !(ended && state.replies.is_empty())
     }
 
     /// Sends what waits, and asks for the events that are needed next. False: the connection is over.
@@ -358,7 +363,7 @@ impl Connection {
         let mut scatter = Scatter::default();
         scatter.push_buffer(&mut state.header[state.header_length..]);
         match scatter.receive(&self.socket) {
-            Ok(0) => Step::Close,
+            Ok(0) => Step::End,
             Ok(received) => {
                 state.header_length += received as usize;
                 if state.header_length < HEADER_LENGTH {
@@ -377,7 +382,7 @@ impl Connection {
     fn read_headers(&self, shared: &Arc<Shared>, state: &mut State) -> Step {
         let mut headers = [0; HEADERS * HEADER_LENGTH];
         let seen = match socket::peek(&self.socket, &mut headers) {
-            Ok(0) => return Step::Close,
+            Ok(0) => return Step::End,
             Ok(seen) => seen,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Step::Drained,
             Err(_) => return Step::Close,
@@ -473,7 +478,7 @@ impl Connection {
         scatter.push_buffer(&mut state.header);
         let wanted = scatter.length();
         match scatter.receive(&self.socket) {
-            Ok(0) => Step::Close,
+            Ok(0) => Step::End,
             Ok(received) => {
                 *budget = budget.saturating_sub(received);
                 if received < rest {
@@ -516,7 +521,7 @@ impl Connection {
 
     fn throw_away(&self, state: &mut State) -> Step {
         match socket::discard(&self.socket, TURN_BYTES as usize) {
-            Ok(0) => Step::Close,
+            Ok(0) => Step::End,
             Ok(discarded) => {
                 state.thrown_away += discarded;
                 if state.thrown_away > LINGER_BYTES { Step::Close } else { Step::Go }
