@@ -26,18 +26,20 @@ HEADERS := include/te.h include/transfer_engine_c.h
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo install uninstall stage clean setup-test lint unit loom ctests interop \
-	test test-sanitize test-miri test-all
+.PHONY: help build demo install uninstall stage clean setup-test lint unit abi abi-update loom ctests interop \
+	test test-sanitize test-miri test-all fuzz
 
 help:
 	@echo 'make                 build the release library and the program te'
 	@echo 'make demo            build everything and move data between two processes of a small C++ engine'
 	@echo 'make install         install under PREFIX=$(PREFIX) (also DESTDIR, LIBDIR)'
 	@echo 'make uninstall       remove what install put there; same variables'
-	@echo 'make test            format, lints, unit and model tests, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
+	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
 	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
 	@echo 'make test-all        all of these'
+	@echo 'make fuzz            every fuzz target for TIME=$(TIME) seconds, where a nightly toolchain and cargo-fuzz are'
+	@echo 'make abi             compare the binary interface with abi/transfer_engine.abi (abi-update: write that anew)'
 	@echo 'make clean           remove build/ and target/'
 
 build:
@@ -102,7 +104,7 @@ demo:
 
 # --- tests -------------------------------------------------------------------------------------------------------------------
 
-test: setup-test lint unit loom ctests interop
+test: setup-test lint unit abi loom ctests interop
 	@echo 'make test: passed'
 
 test-all: test test-sanitize test-miri
@@ -117,6 +119,16 @@ lint:
 
 unit:
 	$(CARGO) test --locked --workspace
+
+# Of the development build, because types are in full debug information only; the unit tests have built it already.
+abi_library = $(CARGO_TARGET_DIR)/debug/deps/libtransfer_engine.so
+abi: setup-test
+	$(CARGO) test --locked --workspace --no-run --quiet
+	scripts/abi check $(abi_library) abi/transfer_engine.abi
+
+abi-update: setup-test
+	$(CARGO) test --locked --workspace --no-run --quiet
+	scripts/abi update $(abi_library) abi/transfer_engine.abi
 
 # Every interleaving of in-flight guards against draining. A target directory of its own: the flag changes every crate.
 # A filter that matches nothing would pass, so here and below the tests are listed first.
@@ -154,4 +166,20 @@ test-miri:
 		set -ex; $(miri_test) -- --list | grep ': test$$'; $(miri_test); \
 	else \
 		echo 'test-miri: skipped, no nightly toolchain with miri here (rustup component add miri --toolchain nightly)'; \
+	fi
+
+# What it finds lands in build/fuzz, and inputs that fail in fuzz/artifacts. "make unit" runs the committed corpus.
+TIME ?= 60
+FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+cargo_fuzz = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/fuzz $(CARGO) +nightly fuzz
+fuzz:
+	@if $(cargo_fuzz) --version >/dev/null 2>&1; then \
+		set -e; \
+		for target in $(FUZZ_TARGETS); do \
+			mkdir -p $(BUILD)/fuzz/$$target; \
+			$(cargo_fuzz) run $$target $(BUILD)/fuzz/$$target fuzz/corpus/$$target -- \
+				-max_total_time=$(TIME) -max_len=2048 -timeout=60; \
+		done; \
+	else \
+		echo 'fuzz: skipped, no nightly toolchain with cargo-fuzz here (rustup toolchain install nightly; cargo install cargo-fuzz)'; \
 	fi

@@ -1,0 +1,147 @@
+//! A data connection from a stranger: compared with a model of the server, byte by byte, in what it answers and in what it does to
+//! memory. Whatever comes, memory that is not registered for peers is neither written nor read out.
+
+use std::sync::{Arc, OnceLock};
+
+use transfer_engine::config::Config;
+use transfer_engine::engine::{Engine, MemoryOptions};
+use transfer_engine::sys::MemoryRange;
+
+use super::arena::Arena;
+use super::loopback;
+
+const BASE: u64 = 0x2000_0000_0000;
+const LENGTH: usize = 8 << 10;
+
+/// What is registered: offset, length, and whether peers may use it. The second and third touch; so do the fourth and the fifth, of
+/// which peers may use one only.
+const REGIONS: [(u64, u64, bool); 5] =
+    [(0x0100, 0x0100, true), (0x0800, 0x0200, true), (0x0a00, 0x0001, true), (0x1000, 0x0100, true), (0x1100, 0x0100, false)];
+/// What of that peers can use in one piece.
+const GRANTED: [(u64, u64); 3] = [(0x0100, 0x0200), (0x0800, 0x0a01), (0x1000, 0x1100)];
+
+struct Server {
+    arena: Arena,
+    port: u16,
+    _engine: Arc<Engine>,
+}
+
+impl Server {
+    #[allow(unsafe_code)]
+    fn start() -> Server {
+        let arena = Arena::map(BASE as usize, LENGTH);
+        let engine = loopback::engine(Config::default());
+        for (offset, length, remote_accessible) in REGIONS {
+            let options = MemoryOptions { location: "*".into(), remote_accessible, counted: false, publish: true };
+            // SAFETY: the arena lives as long as the process, and nobody holds references to its bytes but as atomics.
+            let range = unsafe { MemoryRange::new(BASE + offset, length) }.expect("it does not wrap");
+            engine.register(range, &options).expect("it can be registered");
+        }
+        let port = loopback::descriptor_of(&engine).tcp_data_port;
+        Server { arena, port, _engine: engine }
+    }
+}
+
+/// The bytes of one connection, after one that says in pieces of how many they are sent.
+pub fn run(data: &[u8]) {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let Server { arena, port, .. } = SERVER.get_or_init(Server::start);
+    let Some((&piece, sent)) = data.split_first() else { return };
+    let mut model = Model::new();
+    model.serve(sent);
+    let (reply, in_order) = loopback::exchange(*port, sent, piece as usize);
+    model.check(&reply, in_order);
+    assert!(arena.content() == *model.memory(), "memory differs from what the requests say");
+    arena.fill();
+}
+
+/// A byte of a reply.
+enum Expected {
+    Exactly(u8),
+    /// The byte at this place of memory, as it was at this version or later: requests that are under way together have no order.
+    Memory {
+        version: usize,
+        index: usize,
+    },
+}
+
+/// What the server must do with a connection.
+struct Model {
+    /// Memory after each write.
+    versions: Vec<Vec<u8>>,
+    reply: Vec<Expected>,
+    /// The end may be a reset, which destroys replies that are under way.
+    cut_off: bool,
+}
+
+impl Model {
+    fn new() -> Model {
+        Model { versions: vec![(0..LENGTH).map(Arena::pattern).collect()], reply: Vec::new(), cut_off: false }
+    }
+
+    fn memory(&self) -> &Vec<u8> {
+        &self.versions[self.versions.len() - 1]
+    }
+
+    fn status(&mut self, code: u32) {
+        self.reply.extend((0x4D43_5456u64 << 32 | u64::from(code)).to_le_bytes().map(Expected::Exactly));
+    }
+
+    fn serve(&mut self, mut sent: &[u8]) {
+        while let Some((header, rest)) = sent.split_first_chunk::<24>() {
+            sent = rest;
+            let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+            let (length, address) = (number(0), number(8));
+            let (acknowledged, is_write) = (header[16] & 0x80 != 0, header[16] & 0x7f == 1);
+            let Some(range) = granted(address, length) else {
+                match acknowledged {
+                    true => self.status(1),
+                    false => self.cut_off = true,
+                }
+                return;
+            };
+            if is_write {
+                let (body, rest) = sent.split_at(sent.len().min(range.len()));
+                sent = rest;
+                let mut memory = self.memory().clone();
+                memory[range.start..][..body.len()].copy_from_slice(body);
+                self.versions.push(memory);
+                if body.len() < range.len() {
+                    // Without status frames a reset is the only way to say that a write was not applied.
+                    self.cut_off = !acknowledged;
+                    return;
+                }
+            }
+            if acknowledged {
+                self.status(0);
+            }
+            if !is_write {
+                let version = self.versions.len() - 1;
+                self.reply.extend(range.map(|index| Expected::Memory { version, index }));
+            }
+        }
+    }
+
+    fn check(&self, reply: &[u8], in_order: bool) {
+        assert!(in_order || self.cut_off, "the connection was reset");
+        assert!(reply.len() <= self.reply.len(), "{} bytes too many", reply.len() - self.reply.len());
+        if !self.cut_off {
+            assert_eq!(reply.len(), self.reply.len(), "bytes of the reply are missing");
+        }
+        for (position, (byte, expected)) in reply.iter().zip(&self.reply).enumerate() {
+            let fits = match *expected {
+                Expected::Exactly(expected) => *byte == expected,
+                Expected::Memory { version, index } => self.versions[version..].iter().any(|memory| memory[index] == *byte),
+            };
+            assert!(fits, "byte {position} of the reply is {byte:#x}");
+        }
+    }
+}
+
+/// The range as indices, if peers may use it.
+fn granted(address: u64, length: u64) -> Option<std::ops::Range<usize>> {
+    let start = address.checked_sub(BASE)?;
+    let end = start.checked_add(length)?;
+    let inside = |&&(first, last): &&(u64, u64)| length > 0 && start >= first && end <= last;
+    GRANTED.iter().find(inside).map(|_| start as usize..end as usize)
+}
