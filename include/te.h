@@ -207,8 +207,9 @@ typedef struct te_engine te_engine;
 typedef struct te_engine_options {
     /// sizeof(te_engine_options).
     size_t struct_size;
-    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (peers ask each other; also if NULL), or the
-    /// address of a metadata server, such as "http://host:8080/metadata".
+    /// Where descriptors of segments are kept: "P2PHANDSHAKE" (also if NULL), with the engines themselves, which
+    /// ask each other. Addresses of metadata servers, such as "http://host:8080/metadata", are refused in this
+    /// version.
     const char *metadata;
     /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine
     /// that peers use. With P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server
@@ -223,9 +224,8 @@ typedef struct te_engine_options {
 
 /// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
 ///
-/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken, TE_ERR_METADATA
-/// when the metadata server cannot be reached or is of an unknown kind, TE_ERR_NOT_IMPLEMENTED for an unknown
-/// transport.
+/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken,
+/// TE_ERR_NOT_IMPLEMENTED for a metadata server or an unknown transport.
 te_status te_engine_create(const te_engine_options *options, te_engine **engine);
 
 /// Destroys an engine: transfers that still run end as TE_STATE_CANCELED, threads that wait in other calls

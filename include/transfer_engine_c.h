@@ -187,9 +187,9 @@ typedef struct transfer_status transfer_status_t;
 /// Creates an engine. Returns NULL on failure; te_last_error() of te.h says why. Free it with
 /// destroyTransferEngine.
 ///
-/// metadata_conn_string is "P2PHANDSHAKE", or the address of a metadata server. local_server_name is "host"
-/// or "host:port" of this machine: with P2PHANDSHAKE the port is drawn anew (getLocalIpAndPort tells it),
-/// with a server the text is the name of the segment. ip_or_host_name and rpc_port have no effect.
+/// metadata_conn_string is "P2PHANDSHAKE"; addresses of metadata servers are refused in this version.
+/// local_server_name is "host" or "host:port" of this machine; the port is drawn anew (getLocalIpAndPort
+/// tells it). ip_or_host_name and rpc_port have no effect.
 /// auto_discover other than 0 looks at the hardware and installs the best transport; with 0 there is none
 /// until installTransport.
 transfer_engine_t createTransferEngine(const char *metadata_conn_string,

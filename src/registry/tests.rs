@@ -227,11 +227,7 @@ mod model {
                         let Reservation::New(region) = reservation else { panic!("counted") };
                         assert_eq!(region.range(), *range);
                         self.know(region, &options, Life::Live);
-<<<<<<< HEAD
-                        self.registry.commit(std::slice::from_ref(region));
-=======
                         self.registry.commit(std::slice::from_ref(&region));
->>>>>>> green
                     }
                 }
                 Err(error) => assert!(clash && error.code() == Code::AddressOverlapped),
@@ -359,11 +355,7 @@ mod model {
         }
 
         fn compare(&self, view: &View<'_>, address: u64) {
-<<<<<<< HEAD
-            let found = view.find(address).map(std::ptr::from_ref);
-=======
             let found = view.find(address).map(ptr_of);
->>>>>>> green
             assert_eq!(found, self.owner(address).map(|known| Arc::as_ptr(&known.region)), "{address:#x}");
         }
 
