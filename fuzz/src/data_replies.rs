@@ -98,7 +98,7 @@ pub fn run(data: &[u8]) {
     let is_untouched = |range: std::ops::Range<usize>| range.into_iter().all(|index| content[index] == Arena::pattern(index));
     for number in 0..REQUESTS {
         let (start, end) = (number * PAGE + OFFSET, (number + 1) * PAGE);
-        let Some((opcode, length)) = requests.get(number) else {
+        let (Some((opcode, length)), Some(status)) = (requests.get(number), statuses.get(number)) else {
             assert!(is_untouched(start..end));
             continue;
         };
@@ -106,7 +106,6 @@ pub fn run(data: &[u8]) {
             is_untouched(start - OFFSET..start) && is_untouched(start + length..end),
             "memory beside request {number} is written"
         );
-        let status = &statuses[number];
         assert!(status.state.is_terminal() && status.transferred_bytes <= *length as u64);
         assert_ne!(status.state, State::Timeout, "request {number} of {requests:?} waits for a peer that has closed");
         match opcode {

@@ -88,7 +88,7 @@ pub fn run(data: &[u8]) {
         if caller.input.is_empty() {
             break;
         }
-        if caller.input.byte() % 4 == 0 { caller.call_mooncake() } else { caller.call_te() }
+        if caller.input.byte().is_multiple_of(4) { caller.call_mooncake() } else { caller.call_te() }
     }
     caller.tidy_up();
 }
@@ -217,11 +217,11 @@ impl Caller<'_> {
     /// NULL, or a struct that begins with its size and goes on with these words, perhaps with something behind them.
     fn options(&mut self, words: &[u64]) -> *mut u8 {
         let size = self.size(8 + 8 * words.len());
-        if self.input.byte() % 8 == 0 {
+        if self.input.byte().is_multiple_of(8) {
             return std::ptr::null_mut();
         }
         let mut content: Vec<u8> = [size as u64].iter().chain(words).flat_map(|word| word.to_ne_bytes()).collect();
-        if self.input.byte() % 8 == 0 {
+        if self.input.byte().is_multiple_of(8) {
             content.extend(self.input.take(16));
         }
         self.bytes_of(size, &content)
@@ -240,7 +240,7 @@ impl Caller<'_> {
     /// A buffer and its size.
     fn buffer(&mut self) -> (*mut c_char, usize) {
         let size = self.input.byte() as usize;
-        let buffer = if self.input.byte() % 8 == 0 { std::ptr::null_mut() } else { self.bytes_of(size, &[]).cast() };
+        let buffer = if self.input.byte().is_multiple_of(8) { std::ptr::null_mut() } else { self.bytes_of(size, &[]).cast() };
         (buffer, size)
     }
 
@@ -401,7 +401,7 @@ impl Caller<'_> {
                 20..23 => {
                     let ((requests, size, count), options) = (self.requests(), self.transfer_options());
                     let (mut results, mut result_size) = (std::ptr::null_mut(), self.size(size_of::<te_transfer_result>()));
-                    if self.input.byte() % 4 > 0 {
+                    if !self.input.byte().is_multiple_of(4) {
                         result_size = result_size.min(8192);
                         results = self.bytes_of(result_size.saturating_mul(count), &[]).cast();
                     }
@@ -494,7 +494,7 @@ impl Caller<'_> {
                 }
                 4 => {
                     let (protocol, mut arguments) = (self.text(), [self.text().cast_mut().cast::<c_void>()]);
-                    let arguments = if self.input.byte() % 2 == 0 { std::ptr::null_mut() } else { arguments.as_mut_ptr() };
+                    let arguments = if self.input.byte().is_multiple_of(2) { std::ptr::null_mut() } else { arguments.as_mut_ptr() };
                     installTransport(engine, protocol, arguments);
                     0
                 }
@@ -505,8 +505,11 @@ impl Caller<'_> {
                 }
                 6 | 7 => {
                     let name = self.peer_name();
-                    let segment =
-                        if self.input.byte() % 2 == 0 { openSegment(engine, name) } else { openSegmentNoCache(engine, name) };
+                    let segment = if self.input.byte().is_multiple_of(2) {
+                        openSegment(engine, name)
+                    } else {
+                        openSegmentNoCache(engine, name)
+                    };
                     if segment >= 0 {
                         self.segments.push(segment as u64);
                     }
@@ -531,7 +534,7 @@ impl Caller<'_> {
                         .into_iter()
                         .map(|(address, length)| buffer_entry { addr: address as *mut c_void, length: length as usize })
                         .collect();
-                    let count = if self.input.byte() % 16 == 0 { usize::MAX / 16 } else { buffers.len() };
+                    let count = if self.input.byte().is_multiple_of(16) { usize::MAX / 16 } else { buffers.len() };
                     registerLocalMemoryBatch(engine, buffers.as_mut_ptr(), count, self.text())
                 }
                 13 => {

@@ -227,7 +227,7 @@ mod model {
                         let Reservation::New(region) = reservation else { panic!("counted") };
                         assert_eq!(region.range(), *range);
                         self.know(region, &options, Life::Live);
-                        self.registry.commit(std::slice::from_ref(&region));
+                        self.registry.commit(std::slice::from_ref(region));
                     }
                 }
                 Err(error) => assert!(clash && error.code() == Code::AddressOverlapped),
@@ -355,7 +355,7 @@ mod model {
         }
 
         fn compare(&self, view: &View<'_>, address: u64) {
-            let found = view.find(address).map(ptr_of);
+            let found = view.find(address).map(std::ptr::from_ref);
             assert_eq!(found, self.owner(address).map(|known| Arc::as_ptr(&known.region)), "{address:#x}");
         }
 
