@@ -67,7 +67,9 @@ pub fn time_fixed_work() -> f64 {
 
 /// What [`time_fixed_work`] says of the figures beside it.
 pub fn noise(fixed_work_ms: Spread) -> String {
-    format!("Noise: a loop of fixed work took {fixed_work_ms} ms in these rounds; differences of that proportion mean nothing.\n")
+    format!(
+        "Noise: a loop of fixed work took {fixed_work_ms} ms between the figures; differences of that proportion mean nothing.\n"
+    )
 }
 
 #[cfg(test)]

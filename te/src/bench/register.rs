@@ -104,12 +104,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     // The first calls of all find nothing in the caches.
     subjects.iter().try_for_each(|subject| subject.measure(arguments).map(drop))?;
     // For each round, for each number of regions, for each operation.
-    let mut rounds: Vec<Vec<[Cost; 6]>> = Vec::new();
+    let mut rounds: Vec<Vec<[Cost; OPERATIONS.len()]>> = Vec::new();
     let mut fixed_work = Vec::new();
     for round in 1..=arguments.rounds {
         eprintln!("round {round} of {}", arguments.rounds);
-        fixed_work.push(time_fixed_work());
-        rounds.push(subjects.iter().map(|subject| subject.measure(arguments)).collect::<Result<_, _>>()?);
+        // Whoever comes first in a round finds colder caches than the others: each in turn.
+        let mut costs = vec![[Cost { clock: 0.0, processor: 0.0 }; OPERATIONS.len()]; subjects.len()];
+        for position in 0..subjects.len() {
+            fixed_work.push(time_fixed_work());
+            let subject = (position + round as usize) % subjects.len();
+            costs[subject] = subjects[subject].measure(arguments)?;
+        }
+        rounds.push(costs);
     }
     let report = Report { machine, settings: arguments, fixed_work_ms: Spread::of(fixed_work), rows: rows(arguments, &rounds) };
     print_report(arguments.json, &report, text)?;
@@ -136,7 +142,7 @@ impl<'a> Subject<'a> {
         Ok(subject)
     }
 
-    fn measure(&self, arguments: &Arguments) -> Result<[Cost; 6], Box<dyn Error>> {
+    fn measure(&self, arguments: &Arguments) -> Result<[Cost; OPERATIONS.len()], Box<dyn Error>> {
         let (engine, map, options) = (&self.engine, &self.map, memory_options());
         let (single, batch) = (&self.more[..arguments.calls as usize], &self.more[..arguments.batch as usize]);
         let addresses: Vec<u64> = batch.iter().map(MemoryRange::address).collect();
@@ -201,7 +207,7 @@ fn time<E>(items: usize, work: impl FnOnce() -> Result<(), E>) -> Result<Cost, E
     Ok(Cost { clock: clock.as_nanos() as f64 / items as f64, processor: processor.as_nanos() as f64 / items as f64 })
 }
 
-fn rows(arguments: &Arguments, rounds: &[Vec<[Cost; 6]>]) -> Vec<Row> {
+fn rows(arguments: &Arguments, rounds: &[Vec<[Cost; OPERATIONS.len()]>]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (operation, name) in OPERATIONS.into_iter().enumerate() {
         for (position, regions) in arguments.regions.iter().copied().enumerate() {

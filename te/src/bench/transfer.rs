@@ -175,11 +175,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let limit = Duration::from_millis(arguments.milliseconds);
     for round in 1..=arguments.rounds {
         eprintln!("round {round} of {}{}", arguments.rounds, if round == 1 { ", comparing content" } else { "" });
-        fixed_work.push(time_fixed_work());
         for size in arguments.sizes.iter().copied() {
             raw.entry(size).or_default().push(bench.measure_raw(size)?);
         }
         for (cell, samples) in cells.iter().zip(&mut samples) {
+            fixed_work.push(time_fixed_work());
             let beside = raw[&cell.size][round as usize - 1];
             if round == 1 {
                 bench.prepare_content(cell)?;
@@ -394,19 +394,19 @@ fn text(report: &Report<'_>) -> String {
     }
     out.push('\n');
     out += &output::paragraph(
-        "Engine: latency of a whole batch; rate; processor time of both processes; and ratios to plain sockets of the same size in \
+        "Engine, by requests in a batch and threads that submit: latency of a whole batch; rate; processor time of both processes; and ratios to plain sockets of the same size in \
          the same round: latency to the faster round trip (below 1 is better), rate to the streams (above 1 is better).",
     );
     out += &format!(
-        "\n{:<5} {:>7} {:>5} {:>7} {:>20} {:>7} {:>19} {:>7} {:>17} {:>17}\n",
-        "", "size", "batch", "threads", "p50, us", "p99, us", "MB/s", "s/GiB", "latency ratio", "rate ratio"
+        "\n{:<5} {:>7} {:>5} {:>3} {:>23} {:>7} {:>19} {:>7} {:>17} {:>17}\n",
+        "", "size", "batch", "thr", "p50, us", "p99, us", "MB/s", "s/GiB", "latency ratio", "rate ratio"
     );
     let ratio = |ratio: Option<Spread>| ratio.map_or(String::new(), |ratio| ratio.to_string());
     for row in &report.rows {
         let size = output::bytes(row.cell.size as u64);
         let cpu = row.cpu_s_per_gib.median;
         let line = format!(
-            "{:<5} {size:>7} {:>5} {:>7} {:>20} {:>7.0} {:>19} {:>7} {:>17} {:>17}",
+            "{:<5} {size:>7} {:>5} {:>3} {:>23} {:>7.0} {:>19} {:>7} {:>17} {:>17}",
             row.cell.operation,
             row.cell.batch,
             row.cell.threads,
