@@ -1,13 +1,12 @@
 //! Counters and the log.
 //!
 //! [`Counters`] belongs to one engine. Its list exists once, in the `counters!` call below: the structure, its documentation,
-//! [`Counters::iter`] (for the C statistics and `te`) and the Prometheus text all come from there. Adding to a counter is one relaxed
+//! [`Counters::iter`] (for the C statistics and `te`) come from there. Adding to a counter is one relaxed
 //! atomic addition, some 5 ns where no other CPU adds to a neighbour at the same time; a caller that adds per slice should sum up
 //! first. Counters only grow, and are not read in one moment: two of them may disagree by what is under way.
 
 pub mod log;
 
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -66,19 +65,6 @@ counters! {
     descriptor_fetches: "Descriptors fetched from peers or the metadata server.";
     notifications_sent: "Notifications that peers have taken.";
     notifications_received: "Notifications taken from peers.";
-}
-
-impl Counters {
-    /// Appends all counters in the text format of Prometheus, version 0.0.4, named `transfer_engine_<name>_total`.
-    pub fn prometheus(&self, out: &mut String) {
-        for (name, help, value) in self.iter() {
-            // Writing to a String cannot fail.
-            let _ = writeln!(
-                out,
-                "# HELP transfer_engine_{name}_total {help}\n# TYPE transfer_engine_{name}_total counter\ntransfer_engine_{name}_total {value}"
-            );
-        }
-    }
 }
 
 /// What an engine has moved since the last look, for a line of the log now and then. For one thread.
@@ -168,27 +154,5 @@ mod tests {
             }
         });
         assert_eq!(counters.bytes_read.get(), 120_000);
-    }
-
-    #[test]
-    fn prometheus_text_has_help_type_and_value_for_each() {
-        let counters = Counters::default();
-        counters.bytes_written.add(1 << 40);
-        let mut out = String::from("before\n");
-        counters.prometheus(&mut out);
-        assert!(out.starts_with("before\n# HELP transfer_engine_regions_registered_total Memory"));
-        assert!(
-            out.contains(
-                "\n# TYPE transfer_engine_bytes_written_total counter\ntransfer_engine_bytes_written_total 1099511627776\n"
-            )
-        );
-        let lines: Vec<&str> = out.lines().skip(1).collect();
-        assert_eq!(lines.len(), 3 * counters.iter().count());
-        for entry in lines.chunks(3) {
-            let name = entry[2].split(' ').next().unwrap();
-            assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
-            assert!(entry[0].starts_with(&format!("# HELP {name} ")) && !entry[0].contains('\\'));
-            assert_eq!(entry[1], format!("# TYPE {name} counter"));
-        }
     }
 }
