@@ -85,7 +85,7 @@ pub fn run(data: &[u8]) {
         batches: Vec::new(),
         segments: Vec::new(),
     };
-    if caller.input.byte() % 4 > 0 {
+    if !caller.input.byte().is_multiple_of(4) {
         caller.set_up();
     }
     for _ in 0..CALLS {
