@@ -12,6 +12,9 @@ use super::memory::MemoryRange;
 /// Most pieces that one call moves.
 pub const MAX_PIECES: usize = 64;
 
+/// More than any call moves (`MAX_RW_COUNT`).
+const MOST: u64 = 1 << 31;
+
 /// Pieces to be sent, in order.
 pub struct Gather<'a> {
     pieces: [libc::iovec; MAX_PIECES],
@@ -53,6 +56,8 @@ impl<'a> Gather<'a> {
     }
 
     fn push(&mut self, address: u64, length: u64) {
+        // No call moves more than MOST bytes, so what is cut off here is never reached, and sums cannot overflow.
+        let length = length.min(MOST);
         if length > 0 && !self.is_full() {
             self.pieces[self.count] = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length as usize };
             self.count += 1;
@@ -143,6 +148,16 @@ pub fn discard(socket: &impl AsFd, length: usize) -> io::Result<usize> {
     // The kernel would take a null pointer, too; tools that watch system calls would not.
     let mut unused = MaybeUninit::<[u8; 16 << 10]>::uninit();
     receive(socket, unused.as_mut_ptr().cast(), length.min(size_of_val(&unused)), libc::MSG_TRUNC)
+}
+
+/// Bytes sent that the other side's kernel has not acknowledged; the end of the stream counts as one. TCP only.
+pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ writes one int to where the pointer points.
+    match unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(bytes as u64),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn receive(socket: &impl AsFd, buffer: *mut libc::c_void, length: usize, flags: libc::c_int) -> io::Result<usize> {

@@ -18,9 +18,11 @@
 //!
 //! What ends a lane, and what becomes of its exchanges: an orderly or abrupt end by the peer proves that the peer applies nothing
 //! more, so its exchanges may be tried again elsewhere. A reset can destroy the refusal that caused it, so the oldest exchange without
-//! a reply is suspected and from then on travels alone; after [`ATTEMPTS`] such ends it fails. When this side ends a lane that has started writes, their bytes may still
-//! land, so they fail and are not retried. A half-sent write that must end at once makes the lane `Draining`: nothing more is sent,
-//! replies are read until the peer closes.
+//! a reply is suspected, started or not, and from then on travels alone; after [`ATTEMPTS`] such ends it fails. When this side ends a
+//! lane that has started writes, their bytes may still land, so they fail and are not retried. A half-sent write that must end at once
+//! makes the lane `Draining`: nothing more is sent, and replies are read while anybody waits for one.
+//!
+//! A lane whose front has not moved for as long as its slice allowed has stalled and ends, also if the slice has ended before.
 //!
 //! Version 1 has no status frames. A read is over when its bytes are there. A write is over when the peer has closed its side after
 //! we closed ours: an orderly end says that everything was consumed, a reset that it was not. So such a lane serves one exchange.
@@ -29,6 +31,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -56,7 +59,7 @@ const TURN_BYTES: u64 = 4 << 20;
 const DISCARD_BYTES: u64 = 1 << 20;
 
 /// How often an exchange is tried on connections that the peer ended.
-const ATTEMPTS: u8 = 3;
+pub(super) const ATTEMPTS: u8 = 3;
 
 /// A slice on its way, with what was tried for it.
 pub(super) struct Work {
@@ -75,12 +78,20 @@ impl Work {
         let stall = self.since.max(progress.unwrap_or(self.since)) + self.slice.deadline.stall;
         self.slice.deadline.absolute.map_or(stall, |absolute| absolute.min(stall))
     }
+
+    /// Whether the caller has cancelled it. Asked when it enters a queue: whoever cancels sets the flag before looking through the
+    /// queues, so work that is on its way from one to the other is found here.
+    pub fn is_cancelled(&self) -> bool {
+        self.slice.completion.is_cancelled()
+    }
 }
 
 /// One request and its reply.
 struct Exchange {
     /// `None`: abandoned.
     work: Option<Work>,
+    /// That of the slice.
+    stall: Duration,
     opcode: Opcode,
     length: u64,
     header: [u8; HEADER_LENGTH],
@@ -96,6 +107,7 @@ impl Exchange {
         let slice = &work.slice;
         let header = Header { length: slice.local.length(), address: slice.remote_address, opcode: slice.opcode, version };
         Exchange {
+            stall: slice.deadline.stall,
             opcode: slice.opcode,
             length: slice.local.length(),
             header: header.encode(),
@@ -140,9 +152,10 @@ struct State {
     queue: VecDeque<Exchange>,
     started: usize,
     waits_for_writable: bool,
-    /// Our side of a version 1 connection is closed, which asks the peer to confirm a write.
+    /// Our side of a version 1 lane is closed: its write is completely sent.
     half_closed: bool,
-    /// When bytes moved last, or the connection was begun.
+    /// When the front of the queue moved last, or got there. Bytes sent for what is behind it are no sign of life: the kernel takes
+    /// them for a while whether or not the peer lives.
     progress: Instant,
 }
 
@@ -155,11 +168,21 @@ struct Inbox {
 #[derive(Default)]
 pub(super) struct Effects {
     finished: Vec<(Work, Result<()>)>,
+    /// Exchanges that have left the lane for good.
+    ended: usize,
     refused: Vec<Work>,
     returned: Vec<Work>,
     connected: bool,
     closed: bool,
-    connect_error: Option<io::Error>,
+    loss: Option<Loss>,
+}
+
+/// How a lane was lost, as far as the peer has to know.
+pub(super) enum Loss {
+    /// No connection.
+    Unconnected(io::Error),
+    /// The peer ended it, or talked nonsense, under an exchange that was tried for this many times.
+    Broken(u8),
 }
 
 /// A connection to a peer's data port.
@@ -167,13 +190,14 @@ pub(super) struct Lane {
     peer: Arc<Peer>,
     io_loop: Arc<IoLoop>,
     token: OnceLock<u64>,
+    number: usize,
+    address: SocketAddr,
     version: Version,
     socket: Socket,
     /// Bytes queued and not ended, plus one for each exchange: what the peer balances lanes by.
     load: AtomicU64,
     /// Whether work may be pushed; a hint, the truth is in `inbox`.
     accepting: AtomicBool,
-    /// Whether it was ever more than an attempt.
     connected: AtomicBool,
     inbox: Mutex<Inbox>,
     state: Mutex<State>,
@@ -181,7 +205,13 @@ pub(super) struct Lane {
 
 impl Lane {
     /// Begins to connect; work may be pushed at once.
-    pub fn open(peer: &Arc<Peer>, io_loop: &Arc<IoLoop>, address: std::net::SocketAddr, version: Version) -> io::Result<Arc<Lane>> {
+    pub fn open(
+        peer: &Arc<Peer>,
+        io_loop: &Arc<IoLoop>,
+        number: usize,
+        address: SocketAddr,
+        version: Version,
+    ) -> io::Result<Arc<Lane>> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         socket.set_tcp_nodelay(true)?;
         socket.set_keepalive(true)?;
@@ -193,6 +223,8 @@ impl Lane {
             peer: peer.clone(),
             io_loop: io_loop.clone(),
             token: OnceLock::new(),
+            number,
+            address,
             version,
             socket,
             load: AtomicU64::new(0),
@@ -225,9 +257,24 @@ impl Lane {
         self.accepting.load(Ordering::Relaxed)
     }
 
-    /// Whether it takes work and has reached the peer.
+    /// Whether it was connected at some time.
     pub fn is_connected(&self) -> bool {
-        self.is_accepting() && self.connected.load(Ordering::Relaxed)
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Has the peer give it no more work; see [`Lane::leave`].
+    pub fn refuse(&self) {
+        self.accepting.store(false, Ordering::Relaxed);
+    }
+
+    /// How many lanes the peer had opened before.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Where it connects to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Counts work that is about to be pushed.
@@ -292,11 +339,11 @@ impl Lane {
         }
     }
 
-    /// Ends what has waited too long. `connect_limit` bounds connecting.
-    pub fn expire(&self, now: Instant, connect_limit: Duration) {
+    /// Ends what has waited too long. `connect_limit` bounds connecting. Returns when the front of the queue moved last.
+    pub fn expire(&self, now: Instant, connect_limit: Duration) -> Instant {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        self.take_inbox(&mut state);
+        self.take_inbox(&mut state, &mut effects);
         let progress = state.progress;
         match state.phase {
             Phase::Closed => {}
@@ -310,8 +357,8 @@ impl Lane {
             _ => {
                 let waited = |work: &Work| work.expires(Some(progress)) <= now;
                 // When the front has stalled, so has the connection: nothing on it can be waited for.
-                let front = state.queue.front().and_then(|exchange| exchange.work.as_ref());
-                if front.is_some_and(|work| progress + work.slice.deadline.stall <= now && waited(work)) {
+                let stalled = |exchange: &Exchange| progress + exchange.stall <= now && exchange.work.as_ref().is_none_or(waited);
+                if state.queue.front().is_some_and(stalled) {
                     self.expire_queue(&mut state, &waited, &mut effects);
                 } else {
                     let error = |work: &Work| self.peer.timed_out(&work.slice);
@@ -322,13 +369,14 @@ impl Lane {
         drop(state);
         self.apply(effects);
         self.settle();
+        progress
     }
 
     /// Ends the slices that match. Their memory is not touched after this returns.
     pub fn abandon(&self, matches: &dyn Fn(&Slice) -> bool, error: &dyn Fn(&Slice) -> Error) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        self.take_inbox(&mut state);
+        self.take_inbox(&mut state, &mut effects);
         self.abandon_matching(&mut state, &|work| matches(&work.slice), &|work| error(&work.slice), &mut effects);
         drop(state);
         self.apply(effects);
@@ -339,7 +387,7 @@ impl Lane {
     pub fn fail(&self, error: &Error) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        self.take_inbox(&mut state);
+        self.take_inbox(&mut state, &mut effects);
         for exchange in &mut state.queue {
             effects.finished.extend(exchange.work.take().map(|work| (work, Err(error.clone()))));
         }
@@ -355,7 +403,7 @@ impl Lane {
         let mut state = self.state.lock();
         let idle = state.queue.is_empty() && self.inbox.lock().works.is_empty();
         if idle {
-            self.close(&mut state, Ended::ByPeer("closed while idle".into()), &mut effects);
+            self.close(&mut state, Ended::Unused, &mut effects);
         }
         drop(state);
         self.apply(effects);
@@ -367,28 +415,55 @@ impl Lane {
         if self.version == Version::V2 { STATUS_LENGTH as u64 } else { 0 }
     }
 
-    fn take_inbox(&self, state: &mut State) {
+    /// Takes no more work, returns what is not started, and ends with what is: the peer is to be found elsewhere.
+    pub fn leave(&self) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        self.refuse_work(&mut state, &mut effects);
+        self.return_unsent(&mut state, &mut effects);
+        drop(state);
+        self.apply(effects);
+        self.settle();
+    }
+
+    fn take_inbox(&self, state: &mut State, effects: &mut Effects) {
         let works = std::mem::take(&mut self.inbox.lock().works);
         if state.queue.is_empty() && !works.is_empty() && state.phase == Phase::Open {
             state.progress = Instant::now();
         }
-        state.queue.extend(works.into_iter().map(|work| Exchange::new(work, self.version)));
+        for work in works {
+            if work.is_cancelled() {
+                self.unload(work.slice.local.length());
+                effects.ended += 1;
+                effects.finished.push((work, Err(cancelled())));
+            } else {
+                state.queue.push_back(Exchange::new(work, self.version));
+            }
+        }
     }
 
     fn finish_connecting(&self, state: &mut State, effects: &mut Effects) {
-        match self.socket.take_error() {
-            Ok(None) => {
+        let outcome = match self.socket.take_error() {
+            Ok(Some(error)) | Err(error) => Err(error),
+            // A port that nobody listens on may connect to itself when the system gives it out as the source.
+            Ok(None) => match is_connected_to_itself(&self.socket) {
+                true => Err(io::ErrorKind::ConnectionRefused.into()),
+                false => Ok(()),
+            },
+        };
+        match outcome {
+            Ok(()) => {
                 state.phase = Phase::Open;
                 state.progress = Instant::now();
                 self.connected.store(true, Ordering::Relaxed);
                 effects.connected = true;
             }
-            Ok(Some(error)) | Err(error) => self.close(state, Ended::Connecting(error), effects),
+            Err(error) => self.close(state, Ended::Connecting(error), effects),
         }
     }
 
     fn send(&self, state: &mut State, limit: u64, effects: &mut Effects) {
-        self.take_inbox(state);
+        self.take_inbox(state, effects);
         let mut budget = limit;
         let mut blocked = false;
         let mut most = usize::MAX;
@@ -438,33 +513,61 @@ impl Lane {
                 // The kernel does not say which piece it could not read: one exchange at a time will.
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) && gathered > 1 => most = 1,
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => self.fault_in_body(state, effects),
-                Err(error) => self.close(state, Ended::ByPeer(error.to_string()), effects),
+                Err(error) => self.broken(state, error, effects),
             }
         }
-        let is_write = |exchange: &Exchange| exchange.opcode == Opcode::Write && exchange.is_sent();
-        if self.version == Version::V1
-            && state.phase == Phase::Open
+        let is_sent_write = |exchange: &Exchange| exchange.opcode == Opcode::Write && exchange.is_sent();
+        if state.phase == Phase::Open
+            && self.version == Version::V1
             && !state.half_closed
-            && state.queue.front().is_some_and(is_write)
+            && state.queue.front().is_some_and(is_sent_write)
         {
-            // Once: when the peer has closed its side, too, the call would fail.
-            state.half_closed = true;
             // No status will come; the peer's own end is the answer. If the connection is gone, reading would answer with a clean end.
+            // Once only: when the peer has closed its side, too, a second time fails.
+            state.half_closed = true;
             if let Err(error) = self.socket.shutdown(std::net::Shutdown::Write) {
                 self.close(state, Ended::ByPeer(error.to_string()), effects);
             }
         }
+        self.end_if_done(state, effects);
         if blocked != state.waits_for_writable && matches!(state.phase, Phase::Open | Phase::Draining) {
             let interest = if blocked { Interest::READ_WRITE } else { Interest::READ };
             match self.io_loop.modify(&self.socket, interest, self.token.get().copied()) {
                 Ok(()) => state.waits_for_writable = blocked,
-                Err(error) => self.close(state, Ended::ByPeer(error.to_string()), effects),
+                Err(error) => self.broken(state, error, effects),
+            }
+        }
+    }
+
+    /// Ends a lane that takes no more work when nothing on it is waited for.
+    fn end_if_done(&self, state: &mut State, effects: &mut Effects) {
+        match state.phase {
+            Phase::Draining if state.queue.iter().all(|exchange| exchange.work.is_none()) => {
+                self.close(state, Ended::Here(&cancelled), effects);
+            }
+            Phase::Connecting | Phase::Open if !self.is_accepting() && state.queue.is_empty() => {
+                self.close(state, Ended::Unused, effects);
+            }
+            _ => {}
+        }
+    }
+
+    /// A system call has failed.
+    fn broken(&self, state: &mut State, error: io::Error, effects: &mut Effects) {
+        match error.raw_os_error() {
+            Some(libc::ECONNRESET | libc::EPIPE) => self.close(state, Ended::ByPeer(error.to_string()), effects),
+            // The connection was given up on this side, as after a time-out: the peer may live, and apply what it has received.
+            _ => {
+                let error = || Error::quiet(Code::Socket, format!("{}: the connection was lost: {error}", self.peer));
+                self.close(state, Ended::Here(&error), effects);
             }
         }
     }
 
     fn advance_sent(&self, state: &mut State, mut sent: u64) {
-        state.progress = Instant::now();
+        if state.started == 0 {
+            state.progress = Instant::now();
+        }
         while sent > 0 {
             let exchange = &mut state.queue[state.started];
             let step = sent.min(exchange.request_length() - exchange.sent);
@@ -489,6 +592,7 @@ impl Lane {
         let length = exchange.length;
         state.queue.remove(state.started);
         self.unload(length);
+        effects.ended += 1;
     }
 
     /// Sends no more, and reads what is still to come until the peer closes.
@@ -498,19 +602,24 @@ impl Lane {
         }
         state.phase = Phase::Draining;
         state.progress = Instant::now();
-        self.refuse_work(state);
+        self.refuse_work(state, effects);
+        self.return_unsent(state, effects);
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        self.end_if_done(state, effects);
+    }
+
+    fn refuse_work(&self, state: &mut State, effects: &mut Effects) {
+        self.accepting.store(false, Ordering::Relaxed);
+        self.inbox.lock().open = false;
+        self.take_inbox(state, effects);
+    }
+
+    fn return_unsent(&self, state: &mut State, effects: &mut Effects) {
         let unsent = state.queue.iter().position(|exchange| exchange.sent == 0).unwrap_or(state.queue.len());
         for exchange in state.queue.drain(unsent..) {
             self.unload(exchange.length);
             effects.returned.extend(exchange.work);
         }
-        let _ = self.socket.shutdown(std::net::Shutdown::Write);
-    }
-
-    fn refuse_work(&self, state: &mut State) {
-        self.accepting.store(false, Ordering::Relaxed);
-        self.inbox.lock().open = false;
-        self.take_inbox(state);
     }
 
     fn receive(&self, state: &mut State, effects: &mut Effects) {
@@ -557,7 +666,7 @@ impl Lane {
                     Ok(0) => Ok(0),
                     Ok(_) => {
                         let reason = "it sent bytes that nobody asked for".to_string();
-                        return self.close(state, Ended::ByPeer(reason), effects);
+                        return self.close(state, Ended::Nonsense(reason), effects);
                     }
                     Err(error) => Err(error),
                 }
@@ -576,7 +685,7 @@ impl Lane {
                 // The kernel does not say which piece it could not write: one piece at a time will.
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) && most > 1 => most = 1,
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => self.fault_in_reply(state, effects),
-                Err(error) => return self.close(state, Ended::ByPeer(error.to_string()), effects),
+                Err(error) => return self.broken(state, error, effects),
             }
             if state.queue.is_empty() && state.phase == Phase::Open {
                 return;
@@ -600,10 +709,11 @@ impl Lane {
                     Some(wire::STATUS_REJECTED) => return self.refused(state, effects),
                     other => {
                         let reason = match other {
+                            Some(wire::STATUS_OK) => "it acknowledged a write before it could have received it".into(),
                             Some(code) => format!("it answered with status {code}, which this version does not know"),
                             None => "it answered with something else than a status frame".into(),
                         };
-                        return self.close(state, Ended::ByPeer(reason), effects);
+                        return self.close(state, Ended::Nonsense(reason), effects);
                     }
                 }
             }
@@ -625,6 +735,7 @@ impl Lane {
     fn pop_front(&self, state: &mut State, effects: &mut Effects) {
         if let Some(exchange) = state.queue.pop_front() {
             self.unload(exchange.length);
+            effects.ended += 1;
             effects.finished.extend(exchange.work.map(|work| (work, Ok(()))));
             state.started = state.started.saturating_sub(1);
         }
@@ -634,7 +745,10 @@ impl Lane {
     fn refused(&self, state: &mut State, effects: &mut Effects) {
         if let Some(exchange) = state.queue.pop_front() {
             self.unload(exchange.length);
-            effects.refused.extend(exchange.work);
+            match exchange.work {
+                Some(work) => effects.refused.push(work),
+                None => effects.ended += 1,
+            }
         }
         self.close(state, Ended::Refused, effects);
     }
@@ -648,8 +762,9 @@ impl Lane {
     }
 
     fn end_of_stream(&self, state: &mut State, effects: &mut Effects) {
-        let consumed = state.queue.front().is_some_and(|exchange| exchange.opcode == Opcode::Write && exchange.is_sent());
-        if self.version == Version::V1 && consumed && state.phase == Phase::Open {
+        // What had arrived was read, or a reset would have come; what has not arrived is not acknowledged, but for our own end of the
+        // stream, which need not have arrived.
+        if state.half_closed && state.phase == Phase::Open && socket::unacknowledged(&self.socket).is_ok_and(|bytes| bytes <= 1) {
             self.pop_front(state, effects);
         }
         self.close(state, Ended::ByPeer("it closed the connection".into()), effects);
@@ -685,6 +800,7 @@ impl Lane {
                     let error = error(&work);
                     effects.finished.push((work, Err(error)));
                 }
+                effects.ended += usize::from(exchange.sent == 0);
                 let half_sent = exchange.sent > 0 && !exchange.is_sent();
                 must_drain |=
                     half_sent || (exchange.opcode == Opcode::Read && exchange.sent > 0 && exchange.length > DISCARD_BYTES);
@@ -707,59 +823,70 @@ impl Lane {
             return;
         }
         state.phase = Phase::Closed;
-        self.refuse_work(state);
+        self.refuse_work(state, effects);
         for (position, exchange) in state.queue.drain(..).enumerate() {
             self.unload(exchange.length);
-            let Some(mut work) = exchange.work else { continue };
-            match &ended {
-                Ended::Connecting(_) | Ended::Refused => effects.returned.push(work),
-                Ended::Here(_) if exchange.sent == 0 || exchange.opcode == Opcode::Read => effects.returned.push(work),
-                Ended::Here(error) => effects.finished.push((work, Err(error()))),
-                Ended::ByPeer(_) if exchange.sent == 0 || (position > 0 && self.version == Version::V2) => {
-                    effects.returned.push(work)
-                }
-                Ended::ByPeer(reason) => {
+            let Some(mut work) = exchange.work else {
+                effects.ended += 1;
+                continue;
+            };
+            let started = exchange.sent > 0;
+            let may_land = started && exchange.opcode == Opcode::Write;
+            let error = match &ended {
+                Ended::Connecting(_) | Ended::Unused | Ended::Refused => None,
+                Ended::Here(error) => may_land.then(error),
+                Ended::ByPeer(reason) | Ended::Nonsense(reason) if position == 0 => {
                     work.attempts += 1;
-                    if work.attempts < ATTEMPTS && self.version == Version::V2 {
-                        effects.returned.push(work);
-                    } else {
-                        let error = self.peer.broke(&work.slice, reason, self.version);
-                        effects.finished.push((work, Err(error)));
-                    }
+                    let is_final = match ended {
+                        Ended::Nonsense(_) => may_land,
+                        _ => started && self.version == Version::V1,
+                    };
+                    let is_last = is_final || work.attempts >= ATTEMPTS;
+                    effects.loss = Some(Loss::Broken(if is_last { ATTEMPTS } else { work.attempts }));
+                    is_last.then(|| self.peer.broke(&work.slice, reason, self.version))
                 }
+                Ended::ByPeer(_) => None,
+                Ended::Nonsense(reason) => may_land.then(|| self.peer.broke(&work.slice, reason, self.version)),
+            };
+            match error {
+                Some(error) => {
+                    effects.ended += 1;
+                    effects.finished.push((work, Err(error)));
+                }
+                None => effects.returned.push(work),
             }
         }
         state.started = 0;
         if let Some(&token) = self.token.get() {
             self.io_loop.remove(token, &self.socket);
         }
-        if matches!(ended, Ended::Here(_)) {
-            // What is still in the socket's buffer is of no use to anybody.
-            let _ = self.socket.set_linger(Some(Duration::ZERO));
-        }
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        let _ = match ended {
+            // What is still in the socket's buffer is of no use to anybody: thrown away when the last reference to this goes.
+            Ended::Here(_) => self.socket.set_linger(Some(Duration::ZERO)),
+            _ => self.socket.shutdown(std::net::Shutdown::Both),
+        };
         effects.closed = true;
         if let Ended::Connecting(error) = ended {
-            effects.connect_error = Some(error);
+            effects.loss = Some(Loss::Unconnected(error));
         }
     }
 
     fn apply(&self, effects: Effects) {
-        let ended = effects.finished.len();
-        for (work, outcome) in effects.finished {
-            work.slice.finish(outcome);
-        }
-        self.peer.count_ended(ended);
-        if !effects.refused.is_empty() {
-            self.peer.reexamine(effects.refused);
-        }
         if effects.connected {
             self.peer.lane_connected();
         }
+        // Before slices end: what is submitted because of their end is not given to what was lost.
         if effects.closed {
-            self.peer.lane_closed(self, effects.returned, effects.connect_error);
+            self.peer.lane_closed(self, effects.returned, effects.loss);
         } else if !effects.returned.is_empty() {
             self.peer.take_back(effects.returned);
+        }
+        for (work, outcome) in effects.finished {
+            work.slice.finish(outcome);
+        }
+        self.peer.count_ended(effects.ended);
+        if !effects.refused.is_empty() {
+            self.peer.reexamine(effects.refused);
         }
     }
 }
@@ -771,12 +898,28 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 enum Ended<'a> {
     /// It never was.
     Connecting(io::Error),
+    /// Nothing is under way on it.
+    Unused,
     /// The peer refused a request, after which it reads no more.
     Refused,
-    /// The peer's end or doing.
+    /// The peer's end, after which it applies nothing more.
     ByPeer(String),
+    /// The peer does not keep to the protocol, and may go on with whatever it does.
+    Nonsense(String),
     /// We gave up; bytes under way may still land.
     Here(&'a dyn Fn() -> Error),
+}
+
+fn is_connected_to_itself(socket: &Socket) -> bool {
+    match (socket.local_addr(), socket.peer_addr()) {
+        (Ok(local), Ok(peer)) => local == peer,
+        _ => false,
+    }
+}
+
+/// The end of a slice whose caller has cancelled it.
+pub(super) fn cancelled() -> Error {
+    Error::quiet(Code::Canceled, "cancelled by the caller")
 }
 
 fn memory_fault(slice: &Slice, what: &str) -> Error {

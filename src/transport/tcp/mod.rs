@@ -17,6 +17,8 @@ mod io_loop;
 mod lane;
 mod peer;
 mod server;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::collections::HashMap;
@@ -67,7 +69,7 @@ struct Shared {
     peers: RwLock<HashMap<u64, Arc<Peer>>>,
     /// Peers whose segments are forgotten but whose slices run.
     retired: Mutex<Vec<Arc<Peer>>>,
-    /// Slices given to this transport that have not ended.
+    /// Slices given to this transport that have not ended, and exchanges that outlive theirs.
     running: AtomicUsize,
     clock_sleeps: AtomicBool,
     idle_ticks: AtomicUsize,
@@ -102,13 +104,32 @@ impl Shared {
 
     fn start_clock(&self) {
         if self.clock_sleeps.load(Ordering::SeqCst) && self.clock_sleeps.swap(false, Ordering::SeqCst) {
+            // What woke it may be over before it looks, and leave something to be tidied up.
+            self.idle_ticks.store(0, Ordering::Relaxed);
             self.loops[0].wake();
         }
+    }
+
+    /// Whether something waits for time to pass. Whoever makes it true calls [`Shared::start_clock`] afterwards.
+    fn needs_clock(&self) -> bool {
+        self.running.load(Ordering::SeqCst) > 0
+            || self.accepting_paused.load(Ordering::SeqCst)
+            || !self.lingering.lock().is_empty()
+            || !self.retired.lock().is_empty()
     }
 
     fn pause_accepting(&self) {
         self.accepting_paused.store(true, Ordering::SeqCst);
         self.start_clock();
+    }
+
+    fn forget(&self, segment: u64) {
+        let peer = self.peers.write().remove(&segment);
+        if let Some(peer) = peer {
+            peer.retire();
+            self.retired.lock().push(peer);
+            self.start_clock();
+        }
     }
 
     fn linger(&self, connection: usize) {
@@ -135,8 +156,10 @@ impl Shared {
 impl Clock for Shared {
     fn tick(&self) -> Option<Duration> {
         let now = Instant::now();
-        let running = self.running.load(Ordering::SeqCst) > 0;
         for peer in self.all_peers() {
+            if peer.is_forgotten() {
+                self.forget(peer.id());
+            }
             peer.expire(now);
         }
         let lingering = std::mem::take(&mut *self.lingering.lock());
@@ -147,17 +170,20 @@ impl Clock for Shared {
                 left.push(key);
             }
         }
-        let busy = running || !left.is_empty() || self.accepting_paused.load(Ordering::SeqCst);
         self.lingering.lock().extend(left);
+        let retired = self.retired.lock().clone();
+        retired.iter().for_each(|peer| peer.retire());
+        drop(retired);
+        // Whoever works for a retired peer, such as its lanes, holds it.
         self.retired.lock().retain(|peer| Arc::strong_count(peer) > 1);
-        if self.accepting_paused.load(Ordering::SeqCst) {
-            if let Some(acceptor) = self.acceptor.get().and_then(Weak::upgrade) {
-                self.accepting_paused.store(false, Ordering::SeqCst);
-                acceptor.resume();
-            }
-            return Some(IDLE_TICK);
+        if self.accepting_paused.load(Ordering::SeqCst)
+            && self.closing.get().is_none()
+            && let Some(acceptor) = self.acceptor.get().and_then(Weak::upgrade)
+        {
+            self.accepting_paused.store(false, Ordering::SeqCst);
+            acceptor.resume();
         }
-        if busy {
+        if self.needs_clock() {
             self.idle_ticks.store(0, Ordering::Relaxed);
             return Some(TICK);
         }
@@ -165,8 +191,8 @@ impl Clock for Shared {
             return Some(IDLE_TICK);
         }
         self.clock_sleeps.store(true, Ordering::SeqCst);
-        // Work that came before the flag was seen must not wait for the next.
-        if self.running.load(Ordering::SeqCst) > 0 && self.clock_sleeps.swap(false, Ordering::SeqCst) {
+        // What came before the flag was seen must not wait for the next.
+        if self.needs_clock() && self.clock_sleeps.swap(false, Ordering::SeqCst) {
             return Some(TICK);
         }
         None
@@ -293,11 +319,7 @@ impl Transport for TcpTransport {
     }
 
     fn forget(&self, segment: u64) {
-        if let Some(peer) = self.shared.peers.write().remove(&segment) {
-            peer.retire();
-            self.shared.retired.lock().push(peer);
-            self.shared.start_clock();
-        }
+        self.shared.forget(segment);
     }
 
     fn shutdown(&self, reason: Error) {

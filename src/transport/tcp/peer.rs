@@ -23,7 +23,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::Shared;
-use super::lane::{Lane, Work};
+use super::lane::{self, ATTEMPTS, Lane, Loss, Work};
 use super::wire::Version;
 use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
@@ -32,8 +32,16 @@ use crate::transport::{Completion, Opcode, Segment, Slice};
 /// How much is queued on a lane before another is taken.
 const FILL_BYTES: u64 = 64 << 10;
 
-/// Where a peer's data port is.
+/// Where a peer's data port is, as its descriptor says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+struct Endpoint {
+    host: Option<String>,
+    port: Option<u16>,
+    version: Version,
+}
+
+/// Where a peer's data port is.
+#[derive(Clone, Debug)]
 struct Target {
     addresses: Vec<SocketAddr>,
     version: Version,
@@ -41,6 +49,12 @@ struct Target {
 
 #[derive(Default)]
 struct State {
+    /// The transport has ended: nothing more is taken.
+    closed: bool,
+    /// The descriptor that was looked at last, and what it says.
+    descriptor: Option<Arc<SegmentDescriptor>>,
+    endpoint: Option<Endpoint>,
+    /// The endpoint, resolved.
     target: Option<Target>,
     /// Which of the target's addresses to connect to.
     address: usize,
@@ -49,12 +63,33 @@ struct State {
     backlog: VecDeque<Work>,
     /// A background job is finding the target.
     finding: bool,
+    /// What listens at the target may be another program by now: the descriptor is to be fetched before more is sent.
+    doubtful: bool,
     /// The descriptor was fetched since a lane was last connected.
     refreshed: bool,
+    /// The peer could not be found, which holds for all lanes up to this number.
+    unreachable: Option<(usize, Error)>,
     /// Refused by the peer; a background job looks at its fresh descriptor.
     refused: Vec<Work>,
     examining: bool,
     lanes_opened: usize,
+}
+
+/// Work that cannot be carried out, and why.
+type Failure = (Error, Vec<Work>);
+
+impl State {
+    fn fail_backlog(&mut self, error: Error) -> Option<Failure> {
+        Some((error, std::mem::take(&mut self.backlog).into()))
+    }
+
+    /// The peer cannot be found; whoever comes later looks again.
+    fn give_up(&mut self, error: Error) -> Option<Failure> {
+        self.refreshed = false;
+        self.target = None;
+        self.unreachable = Some((self.lanes_opened, error.clone()));
+        self.fail_backlog(error)
+    }
 }
 
 /// One segment that slices are submitted to.
@@ -65,8 +100,20 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// Takes no work if the transport has ended.
     pub fn new(shared: Arc<Shared>, segment: Arc<dyn Segment>) -> Arc<Peer> {
-        Arc::new(Peer { shared, segment, state: Mutex::default() })
+        let state = State { closed: shared.closing().is_some(), ..State::default() };
+        Arc::new(Peer { shared, segment, state: Mutex::new(state) })
+    }
+
+    /// The segment's id.
+    pub fn id(&self) -> u64 {
+        self.segment.id()
+    }
+
+    /// Whether nobody else knows the segment any more, so that nothing will be submitted to it.
+    pub fn is_forgotten(&self) -> bool {
+        Arc::strong_count(&self.segment) == 1
     }
 
     pub fn submit(self: &Arc<Self>, slices: Vec<Slice>) {
@@ -76,37 +123,54 @@ impl Peer {
 
     /// Takes work that no lane has, and gives it to lanes.
     pub fn take_back(self: &Arc<Self>, works: Vec<Work>) {
-        if let Some(reason) = self.shared.closing() {
-            return self.fail(works, &reason);
-        }
-        self.state.lock().backlog.extend(works);
+        let failures = self.enqueue(&mut self.state.lock(), works);
+        self.fail_all(failures);
         self.dispatch();
+    }
+
+    /// Puts work into the backlog. Returns what does not belong there: what was cancelled, or everything if the transport has ended.
+    fn enqueue(&self, state: &mut State, works: Vec<Work>) -> Vec<Failure> {
+        if state.closed {
+            return vec![(self.shared.closing().unwrap_or_else(lane::cancelled), works)];
+        }
+        let mut over = Vec::new();
+        for work in works {
+            if work.is_cancelled() { over.push(work) } else { state.backlog.push_back(work) }
+        }
+        if over.is_empty() { Vec::new() } else { vec![(lane::cancelled(), over)] }
     }
 
     /// Gives the backlog to lanes, as far as the peer's address is known and lanes can be had.
     fn dispatch(self: &Arc<Self>) {
         loop {
             let mut assigned: Vec<(Arc<Lane>, Vec<Work>)> = Vec::new();
-            let mut failure = None;
+            let mut failures = Vec::new();
             let mut unknown = Vec::new();
+            let left;
             {
-                let mut state = self.state.lock();
+                let mut guard = self.state.lock();
+                let state = &mut *guard;
                 if state.backlog.is_empty() || state.finding {
                     return;
                 }
-                if state.target.is_none() {
-                    match self.known_target() {
-                        Some(target) => self.set_target(&mut state, target),
-                        None => return self.find(&mut state, None),
+                left = self.look_at(state, self.segment.descriptor());
+                if state.doubtful {
+                    failures.extend(self.find(state, None, true));
+                } else if state.target.is_none() {
+                    match state.endpoint.as_ref().and_then(literal) {
+                        Some(target) => self.set_target(state, target),
+                        None => failures.extend(self.find(state, None, false)),
                     }
                 }
-                while let Some(work) = state.backlog.front() {
+                while !state.finding
+                    && let Some(work) = state.backlog.front()
+                {
                     if state.target.as_ref().is_some_and(|target| target.version == Version::V1) && !self.vouches_for(work) {
                         unknown.extend(state.backlog.pop_front());
                         continue;
                     }
                     let length = work.slice.local.length();
-                    match self.pick_lane(&mut state, length) {
+                    match self.pick_lane(state, length) {
                         Ok(Some(lane)) => {
                             let Some(work) = state.backlog.pop_front() else { break };
                             lane.reserve(&work);
@@ -116,30 +180,43 @@ impl Peer {
                             }
                         }
                         Ok(None) => break,
-                        Err(error) => {
-                            failure = Some((error, std::mem::take(&mut state.backlog)));
-                            break;
-                        }
+                        Err((address, error)) => failures.extend(self.could_not_connect(state, address, error)),
                     }
                 }
             }
             let mut again = false;
             for (lane, works) in assigned {
                 if let Err(works) = lane.push(works) {
-                    self.state.lock().backlog.extend(works);
+                    failures.extend(self.enqueue(&mut self.state.lock(), works));
                     again = true;
                 }
             }
-            if let Some((error, works)) = failure {
-                self.fail(works, &error);
-            }
+            self.fail_all(failures);
             if !unknown.is_empty() {
                 self.reexamine(unknown);
             }
+            left.iter().for_each(|lane| lane.leave());
             if !again {
                 return;
             }
         }
+    }
+
+    /// Takes note of a descriptor. Returns the lanes to leave because the peer is elsewhere now.
+    fn look_at(&self, state: &mut State, descriptor: Arc<SegmentDescriptor>) -> Vec<Arc<Lane>> {
+        if state.descriptor.as_ref().is_some_and(|known| Arc::ptr_eq(known, &descriptor)) {
+            return Vec::new();
+        }
+        let endpoint =
+            Endpoint { host: self.segment.host().ok(), port: data_port(&descriptor), version: self.version(&descriptor) };
+        state.descriptor = Some(descriptor);
+        if state.endpoint.as_ref() == Some(&endpoint) {
+            return Vec::new();
+        }
+        state.endpoint = Some(endpoint);
+        state.target = None;
+        state.lanes.iter().for_each(|lane| lane.refuse());
+        state.lanes.clone()
     }
 
     /// Whether the range is in the descriptor at hand, or a fresh one was looked at.
@@ -148,44 +225,41 @@ impl Peer {
         work.examined || !split(&self.segment.descriptor(), slice.remote_address, slice.local.length()).is_empty()
     }
 
-    /// The lane for the next piece of work. `None`: it has to wait for one.
-    fn pick_lane(self: &Arc<Self>, state: &mut State, length: u64) -> Result<Option<Arc<Lane>>> {
+    /// The lane for the next piece of work. `None`: it has to wait for one. An error: none can be had, nor waited for.
+    fn pick_lane(
+        self: &Arc<Self>,
+        state: &mut State,
+        length: u64,
+    ) -> std::result::Result<Option<Arc<Lane>>, (SocketAddr, io::Error)> {
         let Some(target) = &state.target else { return Ok(None) };
         let accepting = || state.lanes.iter().filter(|lane| lane.is_accepting());
+        let least_loaded = || accepting().min_by_key(|lane| lane.load()).cloned();
         let count = accepting().count();
         let may_open = count < self.shared.settings.lanes_per_peer;
         if target.version == Version::V2 {
-            let fits = |lane: &&Arc<Lane>| lane.load() == 0 || lane.load() + length <= FILL_BYTES;
+            let fits = |lane: &&Arc<Lane>| lane.load() == 0 || lane.load().saturating_add(length) <= FILL_BYTES;
             if let Some(lane) = accepting().filter(fits).max_by_key(|lane| lane.load()) {
                 return Ok(Some(lane.clone()));
             }
             if !may_open {
-                return Ok(accepting().min_by_key(|lane| lane.load()).cloned());
+                return Ok(least_loaded());
             }
         } else if !may_open {
             return Ok(None);
         }
         let address = target.addresses[state.address];
         let io_loop = self.shared.loop_for(self.segment.id() as usize + state.lanes_opened);
-        match Lane::open(self, io_loop, address, target.version) {
+        match Lane::open(self, io_loop, state.lanes_opened, address, target.version) {
             Ok(lane) => {
                 self.shared.counters.connections_opened.add(1);
                 state.lanes_opened += 1;
                 state.lanes.push(lane.clone());
                 Ok(Some(lane))
             }
-            Err(_) if count > 0 && target.version == Version::V2 => Ok(accepting().min_by_key(|lane| lane.load()).cloned()),
-            Err(error) => Err(self.cannot_connect(address, &error)),
+            Err(_) if count > 0 && target.version == Version::V2 => Ok(least_loaded()),
+            Err(_) if count > 0 => Ok(None),
+            Err(error) => Err((address, error)),
         }
-    }
-
-    /// The target by the descriptor that is at hand, if that needs no name resolution.
-    fn known_target(&self) -> Option<Target> {
-        let host = self.segment.host().ok()?;
-        let address: IpAddr = host.parse().ok()?;
-        let descriptor = self.segment.descriptor();
-        let port = data_port(&descriptor)?;
-        Some(Target { addresses: vec![SocketAddr::new(address, port)], version: self.version(&descriptor) })
     }
 
     fn version(&self, descriptor: &SegmentDescriptor) -> Version {
@@ -193,51 +267,61 @@ impl Peer {
     }
 
     fn set_target(&self, state: &mut State, target: Target) {
-        if state.target.as_ref() != Some(&target) {
-            state.address = 0;
-            state.target = Some(target);
-        }
+        state.address = 0;
+        state.target = Some(target);
     }
 
-    /// Has the target found in the background; the backlog waits. `connect_error`: why the descriptor at hand is not enough.
-    fn find(self: &Arc<Self>, state: &mut State, connect_error: Option<Error>) {
+    /// Has the target found in the background; the backlog waits. `refresh`: by a fresh descriptor; `cause`: why that at hand is not
+    /// enough. Fails the backlog when it cannot.
+    fn find(self: &Arc<Self>, state: &mut State, cause: Option<Error>, refresh: bool) -> Option<Failure> {
         state.finding = true;
         let peer = self.clone();
-        let job = move || peer.finish_finding(connect_error);
-        if self.shared.background.run(job).is_err() {
-            // Closing: the backlog is failed by whoever closes.
-            state.finding = false;
+        let job = move || peer.finish_finding(cause, refresh);
+        if self.shared.background.run(job).is_ok() {
+            return None;
         }
-    }
-
-    fn finish_finding(self: &Arc<Self>, connect_error: Option<Error>) {
-        let refresh = connect_error.is_some();
-        let found = self.resolve(refresh);
-        let mut state = self.state.lock();
         state.finding = false;
-        match found {
-            Ok(target) => {
-                self.set_target(&mut state, target);
-                state.address = 0;
-                state.refreshed |= refresh;
-                drop(state);
-                self.dispatch();
-            }
-            Err(error) => {
-                state.target = None;
-                state.refreshed = false;
-                let works = std::mem::take(&mut state.backlog);
-                drop(state);
-                let error = match connect_error {
-                    Some(first) => Error::quiet(first.code(), format!("{}; then: {}", first.message(), error.message())),
-                    None => error,
-                };
-                self.fail(works, &error);
-            }
-        }
+        state.fail_backlog(self.cannot_ask())
     }
 
-    fn resolve(&self, refresh: bool) -> Result<Target> {
+    /// No background job can be had.
+    fn cannot_ask(&self) -> Error {
+        self.shared.closing().unwrap_or_else(|| {
+            Error::new(Code::Limit, format!("{self}: cannot be looked for without one more thread; raise the limit (ulimit -u)"))
+        })
+    }
+
+    fn finish_finding(self: &Arc<Self>, cause: Option<Error>, refresh: bool) {
+        let found = self.resolve(refresh);
+        let mut left = Vec::new();
+        let mut failure = None;
+        {
+            let mut state = self.state.lock();
+            state.finding = false;
+            state.doubtful = false;
+            match found {
+                Ok((descriptor, target)) => {
+                    left = self.look_at(&mut state, descriptor);
+                    self.set_target(&mut state, target);
+                    state.refreshed |= refresh;
+                }
+                // What is known may still do.
+                Err(_) if cause.is_none() && state.target.is_some() => {}
+                Err(error) => {
+                    let error = match cause {
+                        Some(first) => Error::quiet(first.code(), format!("{}; then: {}", first.message(), error.message())),
+                        None => error,
+                    };
+                    failure = state.give_up(error);
+                }
+            }
+        }
+        self.fail_all(failure);
+        left.iter().for_each(|lane| lane.leave());
+        self.dispatch();
+    }
+
+    fn resolve(&self, refresh: bool) -> Result<(Arc<SegmentDescriptor>, Target)> {
         let descriptor = if refresh { self.segment.refresh()? } else { self.segment.descriptor() };
         let host = self.segment.host()?;
         let port = data_port(&descriptor).ok_or_else(|| {
@@ -252,7 +336,8 @@ impl Peer {
         if addresses.is_empty() {
             return Err(Error::new(Code::Dns, format!("{self}: {host} has no address; check the name and the resolver")));
         }
-        Ok(Target { addresses, version: self.version(&descriptor) })
+        let version = self.version(&descriptor);
+        Ok((descriptor, Target { addresses, version }))
     }
 
     /// A lane is connected: what was done to find the peer was enough.
@@ -260,47 +345,60 @@ impl Peer {
         self.state.lock().refreshed = false;
     }
 
-    /// A lane has ended. `returned` is work that may be tried elsewhere.
-    pub fn lane_closed(self: &Arc<Self>, lane: &Lane, returned: Vec<Work>, connect_error: Option<io::Error>) {
-        if let Some(reason) = self.shared.closing() {
-            self.state.lock().lanes.retain(|other| !std::ptr::eq(&**other, lane));
-            return self.fail(returned, &reason);
+    /// A connection could not be made: the next address is tried, then those of a fresh descriptor, then the backlog fails.
+    fn could_not_connect(self: &Arc<Self>, state: &mut State, address: SocketAddr, error: io::Error) -> Option<Failure> {
+        self.shared.counters.connections_failed.add(1);
+        let is_connected = state.lanes.iter().any(|lane| lane.is_accepting() && lane.is_connected());
+        let addresses = state.target.as_ref().map_or(&[][..], |target| &target.addresses);
+        // Another lane may have failed at the same address before.
+        if state.finding || is_connected || addresses.get(state.address) != Some(&address) {
+            return None;
         }
-        let mut failed = None;
+        if state.address + 1 < addresses.len() {
+            state.address += 1;
+            return None;
+        }
+        let is_limit = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        let error = self.cannot_connect(address, &error, is_limit);
+        if is_limit {
+            return state.fail_backlog(error);
+        }
+        if state.refreshed || state.backlog.is_empty() {
+            return state.give_up(error);
+        }
+        self.find(state, Some(error), true)
+    }
+
+    /// A lane has ended. `returned` is work that may be tried elsewhere.
+    pub fn lane_closed(self: &Arc<Self>, lane: &Lane, returned: Vec<Work>, loss: Option<Loss>) {
+        let mut others = Vec::new();
         {
             let mut state = self.state.lock();
             state.lanes.retain(|other| !std::ptr::eq(&**other, lane));
-            state.backlog.extend(returned);
-            if let Some(error) = connect_error {
-                self.shared.counters.connections_failed.add(1);
-                let connected_elsewhere = state.lanes.iter().any(|lane| lane.is_connected());
-                let addresses = state.target.as_ref().map_or(0, |target| target.addresses.len());
-                if !state.finding && !connected_elsewhere {
-                    if state.address + 1 < addresses {
-                        state.address += 1;
-                    } else {
-                        let address = state.target.as_ref().map(|target| target.addresses[state.address]);
-                        let error = match address {
-                            Some(address) => self.cannot_connect(address, &error),
-                            None => Error::new(Code::Socket, format!("{self}: cannot connect: {error}")),
-                        };
-                        if state.refreshed {
-                            state.refreshed = false;
-                            state.target = None;
-                            failed = Some((error, std::mem::take(&mut state.backlog)));
-                        } else if !state.backlog.is_empty() {
-                            self.find(&mut state, Some(error));
-                        } else {
-                            state.target = None;
-                        }
-                    }
-                }
+            if let Some(Loss::Broken(attempts)) = loss {
+                state.doubtful |= attempts + 1 >= ATTEMPTS;
+                others = state.lanes.clone();
             }
         }
-        match failed {
-            Some((error, works)) => self.fail(works, &error),
-            None => self.dispatch(),
+        // They may have been lost, too, without a sign so far: what is tried again gets a new connection.
+        for other in others {
+            other.close_if_idle();
         }
+        let failures = {
+            let mut state = self.state.lock();
+            match (loss, &state.unreachable) {
+                (Some(Loss::Unconnected(_)), Some((lanes, error))) if lane.number() < *lanes => vec![(error.clone(), returned)],
+                (loss, _) => {
+                    let mut failures = self.enqueue(&mut state, returned);
+                    if let Some(Loss::Unconnected(error)) = loss {
+                        failures.extend(self.could_not_connect(&mut state, lane.address(), error));
+                    }
+                    failures
+                }
+            }
+        };
+        self.fail_all(failures);
+        self.dispatch();
     }
 
     /// Looks at the fresh descriptor of a peer that has refused work, in the background.
@@ -310,43 +408,40 @@ impl Peer {
             let error = self.refusal(&work.slice);
             self.finish(work, Err(error));
         }
-        if again.is_empty() {
-            return;
-        }
-        let mut state = self.state.lock();
-        state.refused.extend(again);
-        if !state.examining {
-            state.examining = true;
-            let peer = self.clone();
-            if self.shared.background.run(move || peer.examine()).is_err() {
-                state.examining = false;
+        let mut failures = Vec::new();
+        {
+            let mut state = self.state.lock();
+            if state.closed {
+                failures.push((self.shared.closing().unwrap_or_else(lane::cancelled), again));
+            } else {
+                let (over, again): (Vec<Work>, Vec<Work>) = again.into_iter().partition(Work::is_cancelled);
+                failures.push((lane::cancelled(), over));
+                state.refused.extend(again);
+                if !state.examining && !state.refused.is_empty() {
+                    state.examining = true;
+                    let peer = self.clone();
+                    if self.shared.background.run(move || peer.examine()).is_err() {
+                        state.examining = false;
+                        failures.push((self.cannot_ask(), std::mem::take(&mut state.refused)));
+                    }
+                }
             }
         }
+        self.fail_all(failures);
     }
 
     fn examine(self: &Arc<Self>) {
         loop {
-            let descriptor = self.segment.refresh();
-            let moved = descriptor.as_ref().is_ok() && {
-                let fresh = self.known_target();
+            {
                 let mut state = self.state.lock();
-                match fresh {
-                    Some(target) if state.target.as_ref().is_some_and(|old| *old != target) => {
-                        self.set_target(&mut state, target);
-                        true
-                    }
-                    _ => false,
+                if state.refused.is_empty() {
+                    state.examining = false;
+                    return;
                 }
-            };
-            let works = {
-                let mut state = self.state.lock();
-                let works = std::mem::take(&mut state.refused);
-                state.examining = !works.is_empty();
-                works
-            };
-            if works.is_empty() {
-                return;
             }
+            // What waits keeps its place meanwhile, where deadlines and cancellation find it.
+            let descriptor = self.segment.refresh();
+            let works = std::mem::take(&mut self.state.lock().refused);
             let mut again = Vec::new();
             for mut work in works {
                 work.examined = true;
@@ -354,16 +449,18 @@ impl Peer {
                     Ok(descriptor) => split(descriptor, work.slice.remote_address, work.slice.local.length()),
                     Err(_) => Vec::new(),
                 };
-                if moved || pieces.len() == 1 {
-                    again.push(work);
-                } else if pieces.len() > 1 {
-                    // The whole is counted as running, and ends without this transport's help.
-                    self.shared.add_running(pieces.len());
-                    self.shared.end_running(1);
-                    again.extend(divide(work, &pieces));
-                } else {
-                    let error = self.refusal(&work.slice);
-                    self.finish(work, Err(error));
+                match pieces.len() {
+                    0 => {
+                        let error = self.refusal(&work.slice);
+                        self.finish(work, Err(error));
+                    }
+                    1 => again.push(work),
+                    count => {
+                        // The whole is counted as running, and ends without this transport's help.
+                        self.shared.add_running(count);
+                        self.shared.end_running(1);
+                        again.extend(divide(work, &pieces));
+                    }
                 }
             }
             if !again.is_empty() {
@@ -374,21 +471,20 @@ impl Peer {
 
     /// Ends what has waited too long.
     pub fn expire(self: &Arc<Self>, now: Instant) {
-        let (lanes, expired) = {
+        let lanes = self.state.lock().lanes.clone();
+        let limit = self.shared.settings.connect_timeout;
+        // What waits for a lane waits for the progress of those that there are.
+        let progress = lanes.iter().map(|lane| lane.expire(now, limit)).max();
+        let mut expired = Vec::new();
+        {
             let mut state = self.state.lock();
-            let mut expired = Vec::new();
-            let mut position = 0;
-            while let Some(work) = state.backlog.get(position) {
-                if work.expires(None) <= now {
-                    expired.extend(state.backlog.remove(position));
-                } else {
-                    position += 1;
-                }
+            if state.backlog.iter().any(|work| work.expires(progress) <= now) {
+                let (over, rest): (Vec<Work>, Vec<Work>) =
+                    std::mem::take(&mut state.backlog).into_iter().partition(|work| work.expires(progress) <= now);
+                state.backlog = rest.into();
+                expired = over;
             }
-            (state.lanes.clone(), expired)
-        };
-        for lane in lanes {
-            lane.expire(now, self.shared.settings.connect_timeout);
+            expired.extend(state.refused.extract_if(.., |work| work.expires(None) <= now));
         }
         for work in expired {
             let error = self.timed_out(&work.slice);
@@ -396,20 +492,15 @@ impl Peer {
         }
     }
 
-    /// Ends the slices that match; their memory is not touched after this returns.
+    /// Ends the slices that match; their memory is not touched after this returns. Work that is on its way between queues is not seen.
     pub fn abandon(self: &Arc<Self>, matches: &dyn Fn(&Slice) -> bool, error: &dyn Fn(&Slice) -> Error) {
         let (lanes, works) = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
-            let mut works = Vec::new();
-            let mut keep = VecDeque::new();
-            for work in state.backlog.drain(..) {
-                if matches(&work.slice) { works.push(work) } else { keep.push_back(work) }
-            }
-            state.backlog = keep;
-            for work in std::mem::take(&mut state.refused) {
-                if matches(&work.slice) { works.push(work) } else { state.refused.push(work) }
-            }
+            let (mut works, rest): (Vec<Work>, Vec<Work>) =
+                std::mem::take(&mut state.backlog).into_iter().partition(|work| matches(&work.slice));
+            state.backlog = rest.into();
+            works.extend(state.refused.extract_if(.., |work| matches(&work.slice)));
             (state.lanes.clone(), works)
         };
         for work in works {
@@ -421,7 +512,7 @@ impl Peer {
         }
     }
 
-    /// Closes idle lanes; the others end with what they carry. For a segment that is no longer opened by anybody.
+    /// Closes idle lanes; the others end with what they carry, if this is called again. For a segment that nobody has opened any more.
     pub fn retire(&self) {
         let lanes = self.state.lock().lanes.clone();
         for lane in lanes {
@@ -429,26 +520,30 @@ impl Peer {
         }
     }
 
-    /// Ends all work with `reason`.
+    /// Ends all work with `reason`, and takes no more.
     pub fn close(self: &Arc<Self>, reason: &Error) {
-        let (lanes, mut works) = {
+        let (lanes, works) = {
             let mut state = self.state.lock();
-            (state.lanes.clone(), std::mem::take(&mut state.backlog))
+            state.closed = true;
+            let mut works: Vec<Work> = std::mem::take(&mut state.backlog).into();
+            works.append(&mut state.refused);
+            (state.lanes.clone(), works)
         };
-        works.extend(std::mem::take(&mut self.state.lock().refused));
         for lane in lanes {
             lane.fail(reason);
         }
-        self.fail(works, reason);
+        self.fail_all([(reason.clone(), works)]);
     }
 
     pub fn count_ended(&self, count: usize) {
         self.shared.end_running(count);
     }
 
-    fn fail(&self, works: impl IntoIterator<Item = Work>, error: &Error) {
-        for work in works {
-            self.finish(work, Err(error.clone()));
+    fn fail_all(&self, failures: impl IntoIterator<Item = Failure>) {
+        for (error, works) in failures {
+            for work in works {
+                self.finish(work, Err(error.clone()));
+            }
         }
     }
 
@@ -457,10 +552,9 @@ impl Peer {
         self.shared.end_running(1);
     }
 
-    fn cannot_connect(&self, address: SocketAddr, error: &io::Error) -> Error {
-        let limit = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
-        let code = if limit { Code::Limit } else { Code::Socket };
-        let advice = if limit {
+    fn cannot_connect(&self, address: SocketAddr, error: &io::Error, is_limit: bool) -> Error {
+        let code = if is_limit { Code::Limit } else { Code::Socket };
+        let advice = if is_limit {
             "raise the limit on open files (ulimit -n)"
         } else {
             "check that the peer runs and that its data port is reachable"
@@ -499,6 +593,12 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "segment {}", self.segment.descriptor().name)
     }
+}
+
+/// The target, if that needs no name resolution.
+fn literal(endpoint: &Endpoint) -> Option<Target> {
+    let address: IpAddr = endpoint.host.as_ref()?.parse().ok()?;
+    Some(Target { addresses: vec![SocketAddr::new(address, endpoint.port?)], version: endpoint.version })
 }
 
 fn data_port(descriptor: &SegmentDescriptor) -> Option<u16> {

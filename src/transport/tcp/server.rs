@@ -7,17 +7,21 @@
 //! Safety of memory: a range is touched only under guards that the registry gave for exactly it, taken when the header has been read
 //! and given back when the last byte has moved; and only by system calls, so that a bad page ends the connection and not the process.
 //!
-//! In version 1 a clean end of the connection tells a peer that its write was applied. So a connection that ends with a write refused or
-//! half received is reset.
+//! A refused request is answered with status 1, after which nothing more is read as a request: what follows is thrown away for a
+//! while ([`LINGER`] from when the refusal has been sent), so that it is not destroyed by a reset before the peer has read it.
 //!
-//! A request of version 2 that is refused is answered with status 1, after which nothing more is read as a request: what follows is thrown away for a
-//! while ([`LINGER`]), so that the refusal is not destroyed by a reset before the peer has read it.
+//! Version 1 has no word for "refused": the end of the stream is what a peer gets that reads, and a reset if it writes, because an
+//! orderly end tells a version 1 writer that its bytes were applied. So a write of version 1 that is not applied, for whatever reason,
+//! always ends in a reset.
+//!
+//! A peer that closes its side is answered what it asked for before; then the connection ends.
 //!
 //! Idle connections are never closed from this side: upstream's clients keep theirs and do not notice.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -52,12 +56,19 @@ pub(super) struct Acceptor {
     listener: std::net::TcpListener,
     io_loop: Arc<IoLoop>,
     token: OnceLock<u64>,
+    /// How often it could not accept: a lasting shortage must not fill the log.
+    pauses: AtomicU64,
 }
 
 impl Acceptor {
     pub fn start(shared: &Arc<Shared>, listener: std::net::TcpListener, io_loop: &Arc<IoLoop>) -> io::Result<Arc<Acceptor>> {
-        let acceptor =
-            Arc::new(Acceptor { shared: Arc::downgrade(shared), listener, io_loop: io_loop.clone(), token: OnceLock::new() });
+        let acceptor = Arc::new(Acceptor {
+            shared: Arc::downgrade(shared),
+            listener,
+            io_loop: io_loop.clone(),
+            token: OnceLock::new(),
+            pauses: AtomicU64::new(0),
+        });
         let token = io_loop.add(Source::Acceptor(acceptor.clone()), &acceptor.listener, Interest::READ)?;
         acceptor.token.get_or_init(|| token);
         Ok(acceptor)
@@ -77,7 +88,12 @@ impl Acceptor {
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
                     _ => {
                         // Out of descriptors or memory: the peer stays in the queue until the clock tries again.
-                        tracing::warn!("cannot accept a data connection: {error}; raise the limit on open files (ulimit -n)");
+                        let pauses = self.pauses.fetch_add(1, Ordering::Relaxed) + 1;
+                        if pauses.is_power_of_two() {
+                            tracing::warn!(
+                                "cannot accept a data connection: {error}; raise the limit on open files (ulimit -n) (pause number {pauses})"
+                            );
+                        }
                         self.listen(Interest::NONE);
                         shared.pause_accepting();
                         return;
@@ -128,8 +144,21 @@ struct Incoming {
     _guards: Guards,
 }
 
+/// What is done with what comes.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Input {
+    /// Requests are served.
+    #[default]
+    Served,
+    /// A request was refused: what follows is thrown away.
+    ThrownAway,
+    /// Nothing more is read; the connection ends when the replies are sent.
+    Over,
+}
+
 #[derive(Default)]
 struct State {
+    input: Input,
     /// The next header, as far as it has been taken from the socket.
     header: [u8; HEADER_LENGTH],
     header_length: usize,
@@ -139,14 +168,21 @@ struct State {
     sent: u64,
     /// Whether the last request was a read, so that more of them may wait and are worth a look.
     reads: bool,
-    /// Since when input is thrown away.
+    /// Since when a refusal has been sent.
     refused: Option<Instant>,
     thrown_away: usize,
-    shut: bool,
-    /// The peer must not take the end for a success.
-    must_reset: bool,
+    /// The connection ends in a reset.
+    resets: bool,
     closed: bool,
     waits_for_writable: bool,
+}
+
+impl State {
+    /// Whether the write that begins changes bytes that an earlier read has still to send.
+    fn writes_over_replies(&self) -> bool {
+        let Some(incoming) = self.incoming.as_ref().filter(|incoming| incoming.done == 0) else { return false };
+        self.replies.iter().any(|reply| matches!(reply, Reply::Body { range, .. } if range.intersects(&incoming.range)))
+    }
 }
 
 /// What a step of serving found.
@@ -155,9 +191,9 @@ enum Step {
     Go,
     /// Nothing more can be read now.
     Drained,
-    /// The peer sends no more; it may still read.
-    End,
-    /// The connection is over.
+    /// Nothing more is to be read.
+    Over,
+    /// The connection is broken.
     Close,
 }
 
@@ -227,50 +263,55 @@ impl Connection {
         }
     }
 
-    /// Closes the connection if it was refused something long enough ago. False: look again later.
+    /// Closes the connection if its refusal was sent long enough ago. False: look again later.
     pub fn end_linger(&self, now: Instant) -> bool {
         let Some(shared) = self.shared.upgrade() else { return true };
         let mut state = self.state.lock();
-        if !state.closed && state.refused.is_some_and(|since| now >= since + LINGER) {
+        // Without a refusal it is another connection, at the address of the one that lingered.
+        let Some(since) = state.refused.filter(|_| !state.closed) else { return true };
+        let is_over = now >= since + LINGER;
+        if is_over {
             self.close(&shared, &mut state);
         }
-        state.closed
+        is_over
     }
 
     fn close(&self, shared: &Shared, state: &mut State) {
         state.closed = true;
-        let must_reset = state.must_reset || state.incoming.is_some();
-        state.incoming = None;
+        state.resets |= state.incoming.take().is_some_and(|incoming| incoming.version == Version::V1);
         state.replies.clear();
         if let Some(&token) = self.token.get() {
             self.io_loop.remove(token, &self.socket);
         }
         shared.connections.lock().remove(&self.key());
-        if must_reset {
-            // Done by closing, when the last of the few who hold this connection lets go of it.
-            let _ = self.socket.set_linger(Some(Duration::ZERO));
-        } else {
-            let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        }
+        // The socket is closed with the last reference to this, which is now or when the visitor of all connections goes on.
+        let _ = match state.resets {
+            true => self.socket.set_linger(Some(Duration::ZERO)),
+            false => self.socket.shutdown(std::net::Shutdown::Both),
+        };
     }
 
     /// False: the connection is over.
     fn take_turn(&self, shared: &Arc<Shared>, state: &mut State, readable: bool, writable: bool) -> bool {
         let mut budget = TURN_BYTES;
         let mut may_read = readable;
-        let mut ended = false;
         if writable && !self.flush(shared, state, &mut budget) {
             return false;
         }
         while may_read && budget > 0 && (state.replies.is_empty() || !state.waits_for_writable) {
-            // Bytes that an earlier read asked for must leave before a later write changes them.
-            if state.incoming.is_some() && state.replies.iter().any(|reply| matches!(reply, Reply::Body { .. })) {
+            if state.writes_over_replies() {
                 if !self.flush(shared, state, &mut budget) {
                     return false;
                 }
-                continue;
+                if !state.replies.is_empty() {
+                    break;
+                }
             }
-            let step = if state.refused.is_some() { self.throw_away(state) } else { self.read(shared, state, &mut budget) };
+            let step = match state.input {
+                Input::Served => self.read(shared, state, &mut budget),
+                Input::ThrownAway => self.throw_away(state, &mut budget),
+                Input::Over => Step::Over,
+            };
             match step {
                 Step::Go if state.replies.len() < REPLIES => {}
                 Step::Go => {
@@ -279,12 +320,14 @@ impl Connection {
                     }
                 }
                 Step::Drained => may_read = false,
-                Step::End => (may_read, ended) = (false, true),
+                Step::Over => {
+                    state.input = Input::Over;
+                    may_read = false;
+                }
                 Step::Close => return false,
             }
         }
-        // What is due to a peer that has closed its side is sent; the end is found again when all is.
-        self.flush(shared, state, &mut budget) && !(ended && state.replies.is_empty())
+        self.flush(shared, state, &mut budget) && (state.input != Input::Over || !state.replies.is_empty())
     }
 
     /// Sends what waits, and asks for the events that are needed next. False: the connection is over.
@@ -333,11 +376,12 @@ impl Connection {
                 }
             }
         }
-        if state.replies.is_empty() && state.refused.is_some() && !state.shut {
-            state.shut = true;
+        if state.replies.is_empty() && state.input == Input::ThrownAway && state.refused.is_none() {
             if self.socket.shutdown(std::net::Shutdown::Write).is_err() {
                 return false;
             }
+            state.refused = Some(Instant::now());
+            shared.linger(self.key());
         }
         if blocked != state.waits_for_writable {
             // While replies are stuck nothing more is read: the peer has to take them first.
@@ -381,7 +425,7 @@ impl Connection {
         let mut scatter = Scatter::default();
         scatter.push_buffer(&mut state.header[state.header_length..]);
         match scatter.receive(&self.socket) {
-            Ok(0) => Step::End,
+            Ok(0) => Step::Over,
             Ok(received) => {
                 state.header_length += received as usize;
                 if state.header_length < HEADER_LENGTH {
@@ -400,7 +444,7 @@ impl Connection {
     fn read_headers(&self, shared: &Arc<Shared>, state: &mut State) -> Step {
         let mut headers = [0; HEADERS * HEADER_LENGTH];
         let seen = match socket::peek(&self.socket, &mut headers) {
-            Ok(0) => return Step::End,
+            Ok(0) => return Step::Over,
             Ok(seen) => seen,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Step::Drained,
             Err(_) => return Step::Close,
@@ -410,7 +454,7 @@ impl Connection {
             for header in headers[..seen].as_chunks::<HEADER_LENGTH>().0 {
                 taken += HEADER_LENGTH;
                 match self.begin(shared, state, view, Header::decode(header)) {
-                    Step::Go if state.incoming.is_none() && state.refused.is_none() => {}
+                    Step::Go if state.incoming.is_none() && state.input == Input::Served => {}
                     step => return step,
                 }
             }
@@ -477,13 +521,12 @@ impl Connection {
         ));
         match header.version {
             Version::V1 => {
-                state.must_reset = header.opcode == Opcode::Write;
-                Step::Close
+                state.resets = header.opcode == Opcode::Write;
+                Step::Over
             }
             Version::V2 => {
                 state.replies.push_back(Reply::Status(wire::encode_status(wire::STATUS_REJECTED)));
-                state.refused = Some(Instant::now());
-                shared.linger(self.key());
+                state.input = Input::ThrownAway;
                 Step::Go
             }
         }
@@ -499,7 +542,7 @@ impl Connection {
         scatter.push_buffer(&mut state.header);
         let wanted = scatter.length();
         match scatter.receive(&self.socket) {
-            Ok(0) => Step::End,
+            Ok(0) => Step::Over,
             Ok(received) => {
                 *budget = budget.saturating_sub(received);
                 if received < rest {
@@ -540,10 +583,11 @@ impl Connection {
         }
     }
 
-    fn throw_away(&self, state: &mut State) -> Step {
+    fn throw_away(&self, state: &mut State, budget: &mut u64) -> Step {
         match socket::discard(&self.socket, TURN_BYTES as usize) {
-            Ok(0) => Step::End,
+            Ok(0) => Step::Over,
             Ok(discarded) => {
+                *budget = budget.saturating_sub(discarded as u64);
                 state.thrown_away += discarded;
                 if state.thrown_away > LINGER_BYTES { Step::Close } else { Step::Go }
             }
