@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 
+use super::progress::Progress;
 use super::{BatchHost, BatchStatus, Request, State, TaskStatus};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
@@ -87,10 +88,22 @@ impl Task {
     }
 }
 
-/// The tasks that one call added to a batch. The batch owns it, not the other way round: else neither would ever be dropped. Whoever
-/// made the batch keeps it until all its tasks have ended.
+/// What a batch and its submissions share. It knows neither, so that a batch goes when its last user does.
+struct Shared {
+    host: Weak<dyn BatchHost>,
+    counters: Arc<Counters>,
+    progress: Progress<(u64, Notification)>,
+    failed: AtomicUsize,
+    worst: AtomicU8,
+    bytes: AtomicU64,
+    cancelled: AtomicBool,
+    event: OnceLock<EventFd>,
+}
+
+/// The tasks that one call added to a batch.
 pub(super) struct Submission {
-    batch: Weak<Batch>,
+    this: Weak<Submission>,
+    shared: Arc<Shared>,
     first: usize,
     tasks: Box<[Task]>,
     held: HeldRegions,
@@ -99,27 +112,24 @@ pub(super) struct Submission {
 impl Completion for Submission {
     fn finish(&self, index: u32, outcome: Result<()>) {
         self.held.release(index as usize);
-        let Some(batch) = self.batch.upgrade() else { return };
+        let shared = &self.shared;
         if outcome.is_err() {
-            batch.failed.fetch_add(1, Ordering::Relaxed);
+            shared.failed.fetch_add(1, Ordering::Relaxed);
         }
-        // The thread that ends the batch's last running task sees all failures and all notifications, which precede their tasks.
-        if batch.running.fetch_sub(1, Ordering::AcqRel) == 1 && batch.has_notifications.load(Ordering::Acquire) {
-            let messages = std::mem::take(&mut *batch.notifications.lock());
-            batch.has_notifications.store(false, Ordering::Release);
-            if batch.failed.load(Ordering::Relaxed) == 0
-                && !messages.is_empty()
-                && let Some(host) = batch.host.upgrade()
-                && let Some(submission) = batch.submission(self.first)
-            {
-                return host.send_notifications(messages, Box::new(Publication { submission, index }));
-            }
+        // The thread that ends the batch's last running task sees all failures, which precede the ends of their tasks.
+        let messages = shared.progress.end_running();
+        if !messages.is_empty()
+            && shared.failed.load(Ordering::Relaxed) == 0
+            && let Some(host) = shared.host.upgrade()
+            && let Some(submission) = self.this.upgrade()
+        {
+            return host.send_notifications(messages, Box::new(Publication { submission, index }));
         }
-        self.publish(&batch, index, outcome);
+        self.publish(index, outcome);
     }
 
     fn is_cancelled(&self) -> bool {
-        self.batch.upgrade().is_none_or(|batch| batch.cancelled.load(Ordering::Relaxed))
+        self.shared.cancelled.load(Ordering::SeqCst)
     }
 }
 
@@ -131,16 +141,14 @@ struct Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        if let Some(batch) = self.submission.batch.upgrade() {
-            self.submission.publish(&batch, self.index, Ok(()));
-        }
+        self.submission.publish(self.index, Ok(()));
     }
 }
 
 impl Submission {
-    fn publish(&self, batch: &Batch, index: u32, outcome: Result<()>) {
-        let task = &self.tasks[index as usize];
-        let counters = &batch.counters;
+    fn publish(&self, index: u32, outcome: Result<()>) {
+        let (task, shared) = (&self.tasks[index as usize], &self.shared);
+        let counters = &shared.counters;
         let state = match &outcome {
             Ok(()) => {
                 counters.tasks_completed.add(1);
@@ -148,7 +156,7 @@ impl Submission {
                     Opcode::Read => counters.bytes_read.add(task.length),
                     Opcode::Write => counters.bytes_written.add(task.length),
                 }
-                batch.bytes.fetch_add(task.length, Ordering::Relaxed);
+                shared.bytes.fetch_add(task.length, Ordering::Relaxed);
                 State::Completed
             }
             Err(error) => {
@@ -158,7 +166,7 @@ impl Submission {
                     State::Canceled => counters.tasks_cancelled.add(1),
                     _ => counters.tasks_failed.add(1),
                 }
-                batch.worst.fetch_max(rank(state), Ordering::Relaxed);
+                shared.worst.fetch_max(rank(state), Ordering::Relaxed);
                 state
             }
         };
@@ -166,8 +174,10 @@ impl Submission {
             task.error.get_or_init(|| error);
         }
         task.state.store(state as u8, Ordering::Release);
-        if batch.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 {
-            batch.wake();
+        if shared.progress.end_task()
+            && let Some(event) = shared.event.get()
+        {
+            event.signal();
         }
     }
 }
@@ -187,47 +197,24 @@ fn rank(state: State) -> u8 {
 pub struct Batch {
     id: u64,
     capacity: usize,
-    host: Weak<dyn BatchHost>,
-    counters: Arc<Counters>,
+    shared: Arc<Shared>,
     submissions: RwLock<Vec<Arc<Submission>>>,
-    /// Tasks whose memory may still be touched.
-    running: AtomicUsize,
-    /// Tasks that are not published as terminal.
-    unfinished: AtomicUsize,
-    failed: AtomicUsize,
-    worst: AtomicU8,
-    bytes: AtomicU64,
-    cancelled: AtomicBool,
-    notifications: Mutex<Vec<(u64, Notification)>>,
-    has_notifications: AtomicBool,
-    waiting: AtomicUsize,
-    done: Condvar,
-    done_lock: Mutex<()>,
-    event: OnceLock<EventFd>,
 }
 
 impl Batch {
     /// A batch with room for `capacity` tasks; memory is taken as tasks come.
     pub fn new(id: u64, capacity: usize, host: Weak<dyn BatchHost>, counters: Arc<Counters>) -> Arc<Batch> {
-        Arc::new(Batch {
-            id,
-            capacity,
+        let shared = Arc::new(Shared {
             host,
             counters,
-            submissions: RwLock::default(),
-            running: AtomicUsize::new(0),
-            unfinished: AtomicUsize::new(0),
+            progress: Progress::default(),
             failed: AtomicUsize::new(0),
             worst: AtomicU8::new(0),
             bytes: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
-            notifications: Mutex::default(),
-            has_notifications: AtomicBool::new(false),
-            waiting: AtomicUsize::new(0),
-            done: Condvar::new(),
-            done_lock: Mutex::new(()),
             event: OnceLock::new(),
-        })
+        });
+        Arc::new(Batch { id, capacity, shared, submissions: RwLock::default() })
     }
 
     /// The id it is known by in the engine's table.
@@ -242,7 +229,7 @@ impl Batch {
 
     /// Tasks submitted so far.
     pub fn len(&self) -> usize {
-        self.submissions.read().last().map_or(0, |last| last.first + last.tasks.len())
+        count(&self.submissions.read())
     }
 
     /// Whether nothing was submitted yet.
@@ -252,12 +239,12 @@ impl Batch {
 
     /// Whether no task is running: the batch can be freed.
     pub fn is_finished(&self) -> bool {
-        self.unfinished.load(Ordering::SeqCst) == 0
+        self.shared.progress.is_finished()
     }
 
     /// Adds tasks, all waiting. The message, if any, goes to its segment when the batch has completed.
     pub(super) fn begin(
-        self: &Arc<Self>,
+        &self,
         requests: &[Request],
         held: HeldRegions,
         message: Option<(u64, Notification)>,
@@ -270,10 +257,10 @@ impl Batch {
         };
         let tasks: Box<[Task]> = requests.iter().map(task).collect();
         let mut submissions = self.submissions.write();
-        if self.cancelled.load(Ordering::Relaxed) {
+        if self.shared.cancelled.load(Ordering::SeqCst) {
             return Err(Error::new(Code::Canceled, format!("batch {:#x} was cancelled; free it and make another", self.id)));
         }
-        let first = submissions.last().map_or(0, |last| last.first + last.tasks.len());
+        let first = count(&submissions);
         let room = self.capacity - first;
         if requests.len() > room {
             let text = format!(
@@ -284,24 +271,14 @@ impl Batch {
             );
             return Err(Error::new(Code::TooManyRequests, text));
         }
-        self.counters.tasks_submitted.add(requests.len() as u64);
-        if let Some(message) = message.filter(|_| !requests.is_empty()) {
-            self.notifications.lock().push(message);
-            self.has_notifications.store(true, Ordering::Release);
-        }
-        self.unfinished.fetch_add(requests.len(), Ordering::SeqCst);
-        self.running.fetch_add(requests.len(), Ordering::AcqRel);
-        let submission = Arc::new(Submission { batch: Arc::downgrade(self), first, tasks, held });
+        self.shared.counters.tasks_submitted.add(requests.len() as u64);
+        self.shared.progress.add(requests.len(), message);
+        let shared = self.shared.clone();
+        let submission = Arc::new_cyclic(|this| Submission { this: this.clone(), shared, first, tasks, held });
         if !requests.is_empty() {
             submissions.push(submission.clone());
         }
         Ok(submission)
-    }
-
-    fn submission(&self, task: usize) -> Option<Arc<Submission>> {
-        let submissions = self.submissions.read();
-        let after = submissions.partition_point(|submission| submission.first <= task);
-        submissions[..after].last().cloned()
     }
 
     /// What is known of a task; `None` when there is no such task. Tasks are numbered from 0 in the order of submission.
@@ -314,10 +291,14 @@ impl Batch {
 
     /// What is known of the batch as a whole.
     pub fn status(&self) -> BatchStatus {
-        // Read in this order, a batch that looks finished has its final figures.
-        let unfinished = self.unfinished.load(Ordering::SeqCst);
-        let tasks = self.len();
-        let state = match (unfinished, self.worst.load(Ordering::Relaxed)) {
+        // Tasks are added under the write lock, so both counts are of the same time; what ends meanwhile is not counted as failed yet.
+        let (tasks, unfinished) = {
+            let submissions = self.submissions.read();
+            (count(&submissions), self.shared.progress.unfinished())
+        };
+        let shared = &self.shared;
+        let finished = tasks - unfinished;
+        let state = match (unfinished, shared.worst.load(Ordering::Relaxed)) {
             (0, 0) => State::Completed,
             (0, 1) => State::Canceled,
             (0, 2) => State::Timeout,
@@ -326,10 +307,10 @@ impl Batch {
         };
         BatchStatus {
             state,
-            transferred_bytes: self.bytes.load(Ordering::Relaxed),
+            transferred_bytes: shared.bytes.load(Ordering::Relaxed),
             tasks,
-            finished: tasks.saturating_sub(unfinished),
-            failed: self.failed.load(Ordering::Relaxed),
+            finished,
+            failed: shared.failed.load(Ordering::Relaxed).min(finished),
         }
     }
 
@@ -340,37 +321,11 @@ impl Batch {
         let poll_end = end.map_or(start + POLL, |end| end.min(start + POLL));
         while !self.is_finished() {
             if Instant::now() >= poll_end {
-                return self.park(end);
+                return self.shared.progress.park(end);
             }
             std::thread::yield_now();
         }
         true
-    }
-
-    fn park(&self, end: Option<Instant>) -> bool {
-        // Announced before the last look: either this thread sees the end, or whoever brings it sees this thread.
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let mut lock = self.done_lock.lock();
-        let mut in_time = true;
-        while !self.is_finished() && in_time {
-            match end {
-                None => self.done.wait(&mut lock),
-                Some(end) => in_time = !self.done.wait_until(&mut lock, end).timed_out(),
-            }
-        }
-        drop(lock);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.is_finished()
-    }
-
-    fn wake(&self) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            drop(self.done_lock.lock());
-            self.done.notify_all();
-        }
-        if let Some(event) = self.event.get() {
-            event.signal();
-        }
     }
 
     /// Ends what can be ended: tasks that have not started at once, running ones as soon as their memory is no longer touched, as
@@ -378,9 +333,9 @@ impl Batch {
     pub fn cancel(&self) {
         {
             let _no_submission_begins = self.submissions.write();
-            self.cancelled.store(true, Ordering::SeqCst);
+            self.shared.cancelled.store(true, Ordering::SeqCst);
         }
-        if let Some(host) = self.host.upgrade() {
+        if let Some(host) = self.shared.host.upgrade() {
             host.sweep_cancelled();
         }
     }
@@ -388,21 +343,29 @@ impl Batch {
     /// A descriptor that becomes readable each time the batch has no unfinished task left (an eventfd: reading it clears it). It belongs
     /// to the batch and is closed with it.
     pub fn event_fd(&self) -> Result<i32> {
-        if self.event.get().is_none() {
-            let event = EventFd::new().map_err(|error| {
+        let event = &self.shared.event;
+        if event.get().is_none() {
+            let made = EventFd::new().map_err(|error| {
                 Error::new(
                     Code::Limit,
                     format!("cannot make an event descriptor: {error}; raise the limit on open files (ulimit -n)"),
                 )
             })?;
-            let _ = self.event.set(event);
+            if event.set(made).is_ok() {
+                self.shared.progress.announce();
+            }
         }
-        let event = self.event.get().ok_or_else(|| Error::new(Code::Internal, "the event descriptor is gone"))?;
+        let event = event.get().ok_or_else(|| Error::new(Code::Internal, "the event descriptor is gone"))?;
         if !self.is_empty() && self.is_finished() {
             event.signal();
         }
         Ok(event.raw())
     }
+}
+
+/// Tasks of all submissions.
+fn count(submissions: &[Arc<Submission>]) -> usize {
+    submissions.last().map_or(0, |last| last.first + last.tasks.len())
 }
 
 #[cfg(test)]
@@ -615,13 +578,56 @@ pub(super) mod tests {
         assert_eq!(descriptor, bench.batch.event_fd().unwrap());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| bench.batch.wait(None));
-            while bench.batch.waiting.load(Ordering::SeqCst) == 0 {
+            while bench.batch.shared.progress.waiting() == 0 {
                 std::thread::yield_now();
             }
             bench.end(0, Ok(()));
             assert!(waiter.join().unwrap());
         });
-        assert!(bench.batch.event.get().unwrap().clear());
+        assert!(bench.batch.shared.event.get().unwrap().clear());
+    }
+
+    #[test]
+    fn a_batch_goes_with_its_last_user_and_its_last_task() {
+        let bench = Bench::new(2);
+        bench.submit(&[1, 1], Some("hello")).unwrap();
+        bench.batch.event_fd().unwrap();
+        bench.end(0, Ok(()));
+        let (batch, shared) = (Arc::downgrade(&bench.batch), Arc::downgrade(&bench.batch.shared));
+        let Bench { recorder, batch: last, .. } = bench;
+        drop(last);
+        assert!(batch.upgrade().is_none());
+        let slice = recorder.slices.lock().remove(0);
+        slice.finish(Ok(()));
+        assert!(shared.upgrade().is_some(), "its last task waits for the notification");
+        recorder.unanswered.lock().clear();
+        assert!(shared.upgrade().is_none());
+    }
+
+    #[test]
+    fn figures_fit_together_whenever_they_are_read() {
+        let bench = Bench::new(4000);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut before = 0;
+                while !over.load(Ordering::SeqCst) {
+                    let status = bench.batch.status();
+                    assert!(status.failed <= status.finished && status.finished <= status.tasks, "{status:?}");
+                    assert_eq!(status.state.is_terminal(), status.finished == status.tasks, "{status:?}");
+                    assert!(status.finished >= before, "{status:?} after {before}");
+                    before = status.finished;
+                }
+            });
+            for round in 0..1000 {
+                bench.submit(&[1, 1], None).unwrap();
+                bench.end(0, Ok(()));
+                bench.end(0, if round % 2 == 0 { Ok(()) } else { Err(Error::quiet(Code::Socket, "lost")) });
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+        let status = bench.batch.status();
+        assert_eq!((status.tasks, status.finished, status.failed, status.state), (2000, 2000, 500, State::Failed));
     }
 
     #[test]
@@ -630,9 +636,9 @@ pub(super) mod tests {
         bench.submit(&[1, 2], None).unwrap();
         bench.end(0, Ok(()));
         bench.end(0, Err(Error::quiet(Code::Socket, "lost")));
-        let (batch, submission) = (Arc::downgrade(&bench.batch), Arc::downgrade(&bench.batch.submission(0).unwrap()));
+        let (batch, counters) = (Arc::downgrade(&bench.batch), Arc::downgrade(&bench.batch.shared));
         drop(bench);
-        assert!(batch.upgrade().is_none() && submission.upgrade().is_none());
+        assert!(batch.upgrade().is_none() && counters.upgrade().is_none());
     }
 
     #[test]

@@ -8,14 +8,16 @@
 //! unfinished tasks falls, then waiters wake. With a notification, the task that ends last keeps its state to itself until the peer
 //! has answered or failed.
 //!
-//! Who locks what: status is atomics, plus a read lock on the list of submissions. `done` and its mutex serve waiters that park;
-//! the finishing thread takes it only when somebody waits. `notifications` is locked by submitters and by the thread that ends the
-//! last task. No lock is held while a transport or the host is called.
+//! Who locks what: status is atomics, plus a read lock on the list of submissions. How tasks end together, and who waits for it, is
+//! argued in `progress`. No lock is held while a transport or the host is called.
+//!
+//! Who owns whom: a batch holds its submissions; these, and slices on their way, hold what they share with it, never the batch.
 //!
 //! Cost of a submission: one allocation for its tasks, one for its record, one index look-up per task. Cost of a status: a table
 //! look-up, a read lock, two loads.
 
 mod batch;
+mod progress;
 mod table;
 
 use std::time::{Duration, Instant};
