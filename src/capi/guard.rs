@@ -89,13 +89,17 @@ pub fn check_output<T>(output: *mut T, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// No process has as much memory. Without this bound a garbled count would make the library ask for a copy of that size, and end the
+/// process when there is none.
+const MOST_ARRAY_BYTES: usize = 1 << 48;
+
 /// Checks an array of C, as far as can be without touching it.
 pub fn check_array<T>(array: *const T, element_size: usize, count: usize, name: &str) -> Result<()> {
     if array.is_null() && count != 0 {
         return Err(invalid(format!("{name} is NULL, but has {count} elements")));
     }
     match element_size.checked_mul(count) {
-        Some(size) if size <= isize::MAX as usize => Ok(()),
+        Some(size) if size < MOST_ARRAY_BYTES => Ok(()),
         _ => Err(invalid(format!("{name} cannot have {count} elements of {element_size} bytes"))),
     }
 }
@@ -180,6 +184,15 @@ mod tests {
         // The quiet hook leaves no place behind for a panic that it passed on.
         panic::catch_unwind(|| panic!("outside")).unwrap_err();
         assert_eq!(PANIC_PLACE.with(|place| place.borrow().clone()), "");
+    }
+
+    #[test]
+    fn arrays_must_fit_into_memory() {
+        let array = [0u8; 8];
+        assert!(check_array(array.as_ptr(), 8, 1, "array").is_ok());
+        for (element_size, count) in [(8, 1 << 45), (8, usize::MAX), (usize::MAX, 1), (48, usize::MAX / 48 + 1)] {
+            assert!(check_array(array.as_ptr(), element_size, count, "array").is_err());
+        }
     }
 
     #[test]
