@@ -217,6 +217,21 @@ fn a_peer_that_comes_back_on_another_port_is_found_without_a_failed_transfer() {
 }
 
 #[test]
+fn a_peer_that_is_gone_fails_many_large_transfers_after_a_few_attempts() {
+    let config = Config::default();
+    let (target, initiator) = (engine(&config), engine(&config));
+    let (theirs, ours) = (Memory::new(1 << 20), Memory::new(1 << 20));
+    target.register(theirs.range(0, 1 << 20), &options()).unwrap();
+    let segment = initiator.open_segment(&target.name()).unwrap();
+    let requests = [write(ours.range(0, 1 << 20), segment, theirs.address()); 32];
+    target.shutdown();
+    let statuses = initiator.transfer(&requests, Default::default()).unwrap();
+    assert_eq!(states(&statuses), [State::Failed; 32]);
+    assert_eq!(statuses[0].error.as_ref().unwrap().code(), Code::Socket);
+    assert!(initiator.counters().connections_opened.get() <= 2 * config.tcp_lanes_per_peer as u64);
+}
+
+#[test]
 fn notifications_arrive_after_the_bytes_and_before_completion() {
     let config = Config::default();
     let (target, initiator) = (engine(&config), engine(&config));

@@ -171,6 +171,8 @@ pub(super) struct Lane {
     load: AtomicU64,
     /// Whether work may be pushed; a hint, the truth is in `inbox`.
     accepting: AtomicBool,
+    /// Whether it was ever more than an attempt.
+    connected: AtomicBool,
     inbox: Mutex<Inbox>,
     state: Mutex<State>,
 }
@@ -193,6 +195,7 @@ impl Lane {
             socket,
             load: AtomicU64::new(0),
             accepting: AtomicBool::new(true),
+            connected: AtomicBool::new(false),
             inbox: Mutex::new(Inbox { open: true, works: Vec::new() }),
             state: Mutex::new(State {
                 phase: Phase::Connecting,
@@ -217,6 +220,11 @@ impl Lane {
     /// Whether it takes work; it may stop doing so at any time.
     pub fn is_accepting(&self) -> bool {
         self.accepting.load(Ordering::Relaxed)
+    }
+
+    /// Whether it takes work and has reached the peer.
+    pub fn is_connected(&self) -> bool {
+        self.is_accepting() && self.connected.load(Ordering::Relaxed)
     }
 
     /// Counts work that is about to be pushed.
@@ -369,6 +377,7 @@ impl Lane {
             Ok(None) => {
                 state.phase = Phase::Open;
                 state.progress = Instant::now();
+                self.connected.store(true, Ordering::Relaxed);
                 effects.connected = true;
             }
             Ok(Some(error)) | Err(error) => self.close(state, Ended::Connecting(error), effects),

@@ -273,7 +273,7 @@ impl Peer {
             state.backlog.extend(returned);
             if let Some(error) = connect_error {
                 self.shared.counters.connections_failed.add(1);
-                let connected_elsewhere = state.lanes.iter().any(|lane| lane.is_accepting());
+                let connected_elsewhere = state.lanes.iter().any(|lane| lane.is_connected());
                 let addresses = state.target.as_ref().map_or(0, |target| target.addresses.len());
                 if !state.finding && !connected_elsewhere {
                     if state.address + 1 < addresses {
