@@ -118,9 +118,9 @@ lint:
 unit:
 	$(CARGO) test --locked --workspace
 
-# Every interleaving of in-flight guards against draining. A target directory of its own: the flag changes every crate.
+# The interleavings of in-flight guards against draining. A target directory of its own: the flag changes every crate.
 # A filter that matches nothing would pass, so here and below the tests are listed first.
-loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --lib in_flight
+loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --lib in_flight::loom_tests
 loom:
 	$(loom_test) -- --list | grep ': test$$'
 	$(loom_test)
