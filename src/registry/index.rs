@@ -477,7 +477,7 @@ impl Writer {
     }
 
     /// Panics where an invariant of the module does not hold. Returns the number of leaves.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn check(&self) -> usize {
         // SAFETY: the writer is borrowed.
         let (top, guard) = unsafe { (self.shared.top(epoch::unprotected()), epoch::unprotected()) };
@@ -517,7 +517,7 @@ pub(super) fn join(first: MemoryRange, second: MemoryRange) -> Option<MemoryRang
 }
 
 /// Makes up ranges for tests, in which nobody touches the bytes.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(super) fn fake_range(address: u64, length: u64) -> MemoryRange {
     // SAFETY: no test reads or writes the memory of a made-up range.
     unsafe { MemoryRange::new(address, length) }.expect("the range wraps")
