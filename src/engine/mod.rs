@@ -440,8 +440,8 @@ impl Engine {
         notification: Option<Notification>,
         options: SubmitOptions,
     ) -> Result<()> {
-        self.check_open()?;
         let transports = self.transports.read();
+        self.check_open()?;
         let route = |segment| self.route(&transports, segment);
         let stall = self.config.slice_timeout.unwrap_or(self.config.tcp_status_timeout);
         transfer::submit(batch, &self.registry, &route, requests, notification, options, stall)

@@ -15,7 +15,7 @@ use crate::sys::MemoryRange;
 use crate::telemetry::Counters;
 use crate::transport::Transport;
 
-/// How long work in flight may go on before the connections that carry it are closed.
+/// How long work in flight may go on before the connections that carry it are closed, and how long until that is tried again.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// How long unregistering waits in all before it answers "busy".
@@ -70,9 +70,15 @@ impl Registrar {
                     self.undo(region, transports, &error);
                 }
                 self.registry.abandon(&new[position + 1..]);
+                let mut last = Vec::new();
                 for region in counted {
-                    let _ = self.registry.start_drain(region.range().address());
+                    // The others may have been given back meanwhile.
+                    if let Ok(Removal::Last(region)) = self.registry.start_drain(region.range().address()) {
+                        last.push(region);
+                    }
                 }
+                // Logged where it is found; the caller has to know why the registration failed.
+                let _ = self.drain_all(&last, transports);
                 return Err(error);
             }
         }
@@ -133,19 +139,24 @@ impl Registrar {
         if busy.is_empty() {
             return outcome;
         }
-        let start = Instant::now();
-        for limit in [GRACE, DRAIN_LIMIT] {
+        let mut now = Instant::now();
+        let end = now + DRAIN_LIMIT;
+        loop {
+            let pause = end.min(now + GRACE);
             busy.retain(|region| {
-                let drained = self.registry.drain(region, (start + limit).saturating_duration_since(Instant::now()));
+                let drained = self.registry.drain(region, pause.saturating_duration_since(Instant::now()));
                 if drained {
                     outcome = std::mem::replace(&mut outcome, Ok(())).and(self.release(region, transports));
                 }
                 !drained
             });
-            if limit == GRACE {
-                for region in &busy {
-                    transports.iter().for_each(|transport| transport.evict(region.range()));
-                }
+            now = Instant::now();
+            if busy.is_empty() || now >= end {
+                break;
+            }
+            // Again each time: work that is on its way from one queue to another is not seen.
+            for region in &busy {
+                transports.iter().for_each(|transport| transport.evict(region.range()));
             }
         }
         for region in busy {
@@ -223,6 +234,10 @@ mod tests {
         keeps: Mutex<bool>,
         evicted: Mutex<Vec<MemoryRange>>,
         held: Mutex<Option<crate::registry::Guards>>,
+        /// How many times evicting overlooks what is on its way.
+        misses: Mutex<usize>,
+        /// What somebody else does during a registration that fails.
+        meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     }
 
     impl Transport for Moody {
@@ -231,6 +246,9 @@ mod tests {
         }
         fn register(&self, region: &Arc<Region>) -> Result<()> {
             if *self.refuses.lock() == Some(region.range().address()) {
+                if let Some(meanwhile) = self.meanwhile.lock().take() {
+                    meanwhile();
+                }
                 return Err(Error::quiet(Code::Context, "refused"));
             }
             self.attached.lock().push(region.range().address());
@@ -247,7 +265,9 @@ mod tests {
         fn cancel(&self) {}
         fn evict(&self, range: MemoryRange) {
             self.evicted.lock().push(range);
-            *self.held.lock() = None;
+            if self.evicted.lock().len() > *self.misses.lock() {
+                *self.held.lock() = None;
+            }
         }
         fn forget(&self, _segment: u64) {}
         fn shutdown(&self, _reason: Error) {}
@@ -343,6 +363,29 @@ mod tests {
         addresses[50] += 8;
         let error = bench.registrar.unregister_batch(&addresses, &bench.transports).unwrap_err();
         assert_eq!((error.code(), bench.registry.len()), (Code::AddressNotRegistered, 1));
+    }
+
+    #[test]
+    fn a_reference_that_became_the_last_is_given_back_by_a_failing_batch() {
+        let bench = Bench::new();
+        bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
+        *bench.first.refuses.lock() = Some(0x2000);
+        let (registry, transports) = (bench.registry.clone(), bench.transports.clone());
+        let unregister = move || Registrar::new(registry, Arc::default()).unregister(0x1000, &transports).unwrap();
+        *bench.first.meanwhile.lock() = Some(Box::new(unregister));
+        assert!(bench.registrar.register_batch(&[range(0x1000), range(0x2000)], &options(true), &bench.transports).is_err());
+        assert_eq!((bench.registry.len(), bench.first.attached.lock().len()), (0, 0));
+    }
+
+    #[test]
+    fn work_that_an_eviction_overlooks_is_found_by_the_next() {
+        let bench = Bench::new();
+        bench.registrar.register(range(0x1000), &options(false), &bench.transports).unwrap();
+        let Ok(guards) = bench.registry.read(|view| view.acquire(0x1000, 10, Access::Remote)) else { panic!("no guard") };
+        *bench.first.held.lock() = Some(guards);
+        *bench.first.misses.lock() = 2;
+        bench.registrar.unregister(0x1000, &bench.transports).unwrap();
+        assert_eq!((bench.first.evicted.lock().len(), bench.registry.len()), (3, 0));
     }
 
     #[test]

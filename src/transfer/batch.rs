@@ -588,6 +588,19 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_no_memory_can_be_fails_alone() {
+        let bench = Bench::new(2);
+        let request = |local| Request { opcode: Opcode::Write, local, segment: 1, remote_address: 1 };
+        // SAFETY: nothing reads or writes through it.
+        #[allow(unsafe_code)]
+        let requests = [1, u64::MAX].map(|length| request(unsafe { MemoryRange::new(1, length) }.unwrap()));
+        let route = |_| Ok(Route { transport: bench.recorder.clone(), segment: Arc::new(Nowhere) });
+        submit(&bench.batch, &bench.registry, &route, &requests, None, SubmitOptions::default(), Duration::from_secs(30)).unwrap();
+        assert_eq!(bench.states(), [State::Waiting, State::Failed]);
+        assert_eq!(bench.batch.task_status(1).unwrap().error.unwrap().code(), Code::Fault);
+    }
+
+    #[test]
     fn a_batch_goes_with_its_last_user_and_its_last_task() {
         let bench = Bench::new(2);
         bench.submit(&[1, 1], Some("hello")).unwrap();

@@ -201,6 +201,9 @@ pub fn submit(
         let length = request.local.length();
         if length == 0 {
             slice.finish(Ok(()));
+        } else if isize::try_from(length).is_err() {
+            let text = format!("local memory [{:#x}, +{length}) is longer than any memory", request.local.address());
+            slice.finish(Err(Error::new(Code::Fault, text)));
         } else if request.remote_address.checked_add(length - 1).is_none() {
             let error = Error::new(
                 Code::AddressNotRegistered,

@@ -93,16 +93,19 @@ pub trait Transport: Send + Sync {
     /// Starts the slices. Failures are reported per slice through its completion.
     fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>);
 
-    /// Ends what can be ended of cancelled completions: what has not started at once; what has, by closing its connection within
-    /// 100 ms. Returns before that is done.
+    /// Ends what can be ended of cancelled completions. They are set cancelled before the call, and what is on its way between queues
+    /// meanwhile is ended when it arrives. The local memory of what has ended is not touched any more; bytes of a write that are on
+    /// their way may still land at the peer.
     fn cancel(&self);
 
-    /// Closes the connections on which a peer or this process still moves bytes of `range`, so that guards on it are given back.
+    /// Ends what still moves bytes of `range`, by a peer's order or this process's, so that guards on it are given back. Work that is on
+    /// its way between queues is not seen: call it again as long as guards are held.
     fn evict(&self, range: MemoryRange);
 
     /// Drops what is kept for a segment; its running slices end first.
     fn forget(&self, segment: u64);
 
-    /// Ends everything with `reason` and returns when no thread of the transport touches memory any more.
+    /// Ends everything with `reason`, also what is submitted at the same time or later, and returns when no thread of the transport
+    /// touches memory any more.
     fn shutdown(&self, reason: Error);
 }
