@@ -186,7 +186,7 @@ impl Worker<'_> {
         for (node, blocks) in self.nodes.iter().zip(&mut self.blocks) {
             let (engine, life) = node.get();
             for block in blocks.iter_mut().filter(|block| block.registered == Some(life)) {
-                let _ = engine.unregister(block.address(), true);
+                let _ = engine.unregister(block.address());
                 block.check("at the end");
             }
         }
@@ -198,7 +198,7 @@ impl Worker<'_> {
         let ((initiator, _), (target, life)) = (self.nodes[from].get(), self.nodes[to].get());
         let nodes = self.nodes;
         let undisturbed = || nodes[from].is_at(&initiator) && nodes[to].is_at(&target);
-        let options = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, publish: true };
+        let options = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false };
         for block in &mut self.blocks[to] {
             if block.registered != Some(life) {
                 block.registered = None;
@@ -313,7 +313,7 @@ impl Worker<'_> {
     /// After this no engine touches the block.
     fn unregister(node: &Node, engine: &Arc<Engine>, block: &mut Block) {
         block.registered = None;
-        if let Err(error) = engine.unregister(block.address(), true) {
+        if let Err(error) = engine.unregister(block.address()) {
             assert_eq!(error.code(), Code::Canceled, "{error}");
             let end = Instant::now() + PATIENCE;
             while node.is_at(engine) || Arc::ptr_eq(&node.engine.read().unwrap(), engine) {
