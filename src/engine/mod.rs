@@ -17,7 +17,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -107,6 +107,8 @@ pub struct Engine {
     segments: Segments,
     own_segment: Arc<dyn Segment>,
     transports: RwLock<Vec<Arc<dyn Transport>>>,
+    /// Callers that wait for the end of their transfers otherwise than by polling.
+    watchers: Arc<AtomicUsize>,
     batches: BatchTable,
     topology: Mutex<Topology>,
     server: Server,
@@ -173,6 +175,7 @@ impl Engine {
             fetcher,
             own_segment: Arc::new(OwnSegment),
             transports: RwLock::default(),
+            watchers: Arc::default(),
             batches: BatchTable::default(),
             topology: Mutex::default(),
             server,
@@ -250,7 +253,13 @@ impl Engine {
         }
         let topology = topology.map(Topology::parse).transpose()?;
         let listener = Listener::draw_data(&self.config)?;
-        let tcp = TcpTransport::start(listener.into_std()?, self.registry.clone(), self.counters.clone(), &self.config)?;
+        let tcp = TcpTransport::start(
+            listener.into_std()?,
+            self.registry.clone(),
+            self.counters.clone(),
+            self.watchers.clone(),
+            &self.config,
+        )?;
         let transport: Arc<dyn Transport> = tcp.clone();
         self.registrar.attach_live(&transport)?;
         let header = {
@@ -561,6 +570,23 @@ impl BatchHost for Engine {
         for transport in self.transports.read().iter() {
             transport.cancel();
         }
+    }
+
+    fn poll(&self) {
+        for transport in self.transports.read().iter() {
+            transport.poll();
+        }
+    }
+
+    fn begin_watch(&self) {
+        self.watchers.fetch_add(1, Ordering::SeqCst);
+        for transport in self.transports.read().iter() {
+            transport.watch();
+        }
+    }
+
+    fn end_watch(&self) {
+        self.watchers.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn send_notifications(&self, messages: Vec<(u64, Notification)>, after: Box<dyn Send>) {

@@ -80,6 +80,10 @@ struct Task {
 }
 
 impl Task {
+    fn is_over(&self) -> bool {
+        self.state.load(Ordering::Acquire) != State::Waiting as u8
+    }
+
     fn status(&self) -> TaskStatus {
         let state = State::from_number(self.state.load(Ordering::Acquire));
         let transferred_bytes = if state == State::Completed { self.length } else { 0 };
@@ -97,7 +101,27 @@ struct Shared {
     worst: AtomicU8,
     bytes: AtomicU64,
     cancelled: AtomicBool,
-    event: OnceLock<EventFd>,
+    event: OnceLock<(EventFd, Watch)>,
+}
+
+/// Somebody waits otherwise than by polling, as long as this lives.
+struct Watch(Weak<dyn BatchHost>);
+
+impl Watch {
+    fn begin(host: &Weak<dyn BatchHost>) -> Watch {
+        if let Some(host) = host.upgrade() {
+            host.begin_watch();
+        }
+        Watch(host.clone())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(host) = self.0.upgrade() {
+            host.end_watch();
+        }
+    }
 }
 
 /// The tasks that one call added to a batch.
@@ -175,7 +199,7 @@ impl Submission {
         }
         task.state.store(state as u8, Ordering::Release);
         if shared.progress.end_task()
-            && let Some(event) = shared.event.get()
+            && let Some((event, _)) = shared.event.get()
         {
             event.signal();
         }
@@ -286,11 +310,29 @@ impl Batch {
         let submissions = self.submissions.read();
         let after = submissions.partition_point(|submission| submission.first <= task);
         let submission = submissions[..after].last()?;
-        Some(submission.tasks.get(task - submission.first)?.status())
+        let index = task - submission.first;
+        let task = submission.tasks.get(index)?;
+        if task.is_over() {
+            return Some(task.status());
+        }
+        let submission = submission.clone();
+        drop(submissions);
+        self.poll();
+        Some(submission.tasks[index].status())
+    }
+
+    /// Lends the caller's thread to the transports.
+    fn poll(&self) {
+        if let Some(host) = self.shared.host.upgrade() {
+            host.poll();
+        }
     }
 
     /// What is known of the batch as a whole.
     pub fn status(&self) -> BatchStatus {
+        if !self.is_finished() {
+            self.poll();
+        }
         // Tasks are added under the write lock, so both counts are of the same time; what ends meanwhile is not counted as failed yet.
         let (tasks, unfinished) = {
             let submissions = self.submissions.read();
@@ -321,8 +363,10 @@ impl Batch {
         let poll_end = end.map_or(start + POLL, |end| end.min(start + POLL));
         while !self.is_finished() {
             if Instant::now() >= poll_end {
+                let _watch = Watch::begin(&self.shared.host);
                 return self.shared.progress.park(end);
             }
+            self.poll();
             std::thread::yield_now();
         }
         true
@@ -351,11 +395,11 @@ impl Batch {
                     format!("cannot make an event descriptor: {error}; raise the limit on open files (ulimit -n)"),
                 )
             })?;
-            if event.set(made).is_ok() {
+            if event.set((made, Watch::begin(&self.shared.host))).is_ok() {
                 self.shared.progress.announce();
             }
         }
-        let event = event.get().ok_or_else(|| Error::new(Code::Internal, "the event descriptor is gone"))?;
+        let (event, _) = event.get().ok_or_else(|| Error::new(Code::Internal, "the event descriptor is gone"))?;
         if !self.is_empty() && self.is_finished() {
             event.signal();
         }
@@ -584,7 +628,7 @@ pub(super) mod tests {
             bench.end(0, Ok(()));
             assert!(waiter.join().unwrap());
         });
-        assert!(bench.batch.shared.event.get().unwrap().clear());
+        assert!(bench.batch.shared.event.get().unwrap().0.clear());
     }
 
     #[test]

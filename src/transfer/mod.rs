@@ -128,6 +128,15 @@ pub trait BatchHost: Send + Sync {
     /// Has transports end what is cancelled; see [`Transport::cancel`].
     fn sweep_cancelled(&self);
 
+    /// A caller has looked for the end of a task in vain; see [`Transport::poll`].
+    fn poll(&self) {}
+
+    /// A caller waits without polling until [`BatchHost::end_watch`]; see [`Transport::watch`].
+    fn begin_watch(&self) {}
+
+    /// See [`BatchHost::begin_watch`].
+    fn end_watch(&self) {}
+
     /// Sends the messages, each to its segment, from another thread, and drops `after` when all were answered or have failed.
     fn send_notifications(&self, messages: Vec<(u64, Notification)>, after: Box<dyn Send>);
 }

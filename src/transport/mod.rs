@@ -102,6 +102,12 @@ pub trait Transport: Send + Sync {
     /// its way between queues is not seen: call it again as long as guards are held.
     fn evict(&self, range: MemoryRange);
 
+    /// Moves what can be moved on the caller's thread, which polls for the end of its slices anyway. Calling it is never needed.
+    fn poll(&self) {}
+
+    /// Somebody begins to wait without polling, and is counted among the watchers: nothing may be left to be moved by polls.
+    fn watch(&self) {}
+
     /// Drops what is kept for a segment; its running slices end first.
     fn forget(&self, segment: u64);
 

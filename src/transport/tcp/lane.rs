@@ -34,12 +34,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::attendance;
 use super::io_loop::{IoLoop, Source};
 use super::peer::Peer;
 use super::wire::{self, HEADER_LENGTH, Header, STATUS_LENGTH, Version};
@@ -151,7 +152,10 @@ struct State {
     phase: Phase,
     queue: VecDeque<Exchange>,
     started: usize,
-    waits_for_writable: bool,
+    /// What the I/O thread is told of.
+    interest: Interest,
+    /// Callers that poll receive the replies; see [`super::attendance`].
+    attended: bool,
     /// Our side of a version 1 lane is closed: its write is completely sent.
     half_closed: bool,
     /// When the front of the queue moved last, or got there. Bytes sent for what is behind it are no sign of life: the kernel takes
@@ -187,6 +191,7 @@ pub(super) enum Loss {
 
 /// A connection to a peer's data port.
 pub(super) struct Lane {
+    this: Weak<Lane>,
     peer: Arc<Peer>,
     io_loop: Arc<IoLoop>,
     token: OnceLock<u64>,
@@ -219,7 +224,8 @@ impl Lane {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }
-        let lane = Arc::new(Lane {
+        let lane = Arc::new_cyclic(|this| Lane {
+            this: this.clone(),
             peer: peer.clone(),
             io_loop: io_loop.clone(),
             token: OnceLock::new(),
@@ -235,7 +241,8 @@ impl Lane {
                 phase: Phase::Connecting,
                 queue: VecDeque::new(),
                 started: 0,
-                waits_for_writable: true,
+                interest: Interest::READ_WRITE,
+                attended: false,
                 half_closed: false,
                 progress: Instant::now(),
             }),
@@ -530,12 +537,76 @@ impl Lane {
             }
         }
         self.end_if_done(state, effects);
-        if blocked != state.waits_for_writable && matches!(state.phase, Phase::Open | Phase::Draining) {
-            let interest = if blocked { Interest::READ_WRITE } else { Interest::READ };
-            match self.io_loop.modify(&self.socket, interest, self.token.get().copied()) {
-                Ok(()) => state.waits_for_writable = blocked,
-                Err(error) => self.broken(state, error, effects),
+        if matches!(state.phase, Phase::Open | Phase::Draining) {
+            self.attend_or_not(state);
+            let interest = match (state.attended, blocked) {
+                (false, false) => Interest::READ,
+                (false, true) => Interest::READ_WRITE,
+                (true, false) => Interest::NONE,
+                (true, true) => Interest::WRITE,
+            };
+            if interest != state.interest {
+                match self.io_loop.modify(&self.socket, interest, self.token.get().copied()) {
+                    Ok(()) => state.interest = interest,
+                    Err(error) => self.broken(state, error, effects),
+                }
             }
+        }
+    }
+
+    /// Decides who receives the replies.
+    fn attend_or_not(&self, state: &mut State) {
+        let attendance = self.peer.attendance();
+        let few = state.phase == Phase::Open && self.version == Version::V2 && self.load() <= attendance::MOST_BYTES;
+        if state.attended && !few {
+            state.attended = false;
+            attendance.leave(self);
+        } else if !state.attended
+            && few
+            && !state.queue.is_empty()
+            && attendance.is_open()
+            && let Some(lane) = self.this.upgrade()
+        {
+            state.attended = attendance.enter(&lane);
+        }
+    }
+
+    /// Receives what has arrived on an attended lane; called by whoever polls.
+    pub fn poll(&self) {
+        if self.load() == 0 {
+            return;
+        }
+        let Some(mut state) = self.state.try_lock() else { return };
+        if !state.attended || state.queue.is_empty() {
+            return;
+        }
+        let mut effects = Effects::default();
+        self.receive(&mut state, &mut effects);
+        self.send(&mut state, INLINE_BYTES, &mut effects);
+        drop(state);
+        self.apply(effects);
+        if !self.inbox.lock().works.is_empty() {
+            self.settle();
+        }
+    }
+
+    /// Has the I/O thread receive again.
+    pub fn end_attendance(&self) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        if state.attended {
+            state.attended = false;
+            self.peer.attendance().leave(self);
+            let interest = if state.interest == Interest::WRITE { Interest::READ_WRITE } else { Interest::READ };
+            match self.io_loop.modify(&self.socket, interest, self.token.get().copied()) {
+                Ok(()) => state.interest = interest,
+                Err(error) => self.broken(&mut state, error, &mut effects),
+            }
+        }
+        drop(state);
+        self.apply(effects);
+        if !self.inbox.lock().works.is_empty() {
+            self.settle();
         }
     }
 
@@ -823,6 +894,9 @@ impl Lane {
             return;
         }
         state.phase = Phase::Closed;
+        if std::mem::take(&mut state.attended) {
+            self.peer.attendance().leave(self);
+        }
         self.refuse_work(state, effects);
         for (position, exchange) in state.queue.drain(..).enumerate() {
             self.unload(exchange.length);

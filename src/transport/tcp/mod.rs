@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `wire` | request headers and status frames |
 //! | `lane` | a connection of the submitting side |
+//! | `attendance` | lanes that polling callers serve |
 //! | `peer` | a segment that is submitted to: its address, its lanes, what waits |
 //! | `server` | connections from peers |
 //! | `io_loop` | the threads that wait for all of them |
@@ -13,6 +14,7 @@
 //!
 //! The clock (every 10 ms while slices run, asleep when idle) ends what has waited too long.
 
+mod attendance;
 mod io_loop;
 mod lane;
 mod peer;
@@ -30,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
+use self::attendance::Attendance;
 use self::io_loop::{Clock, IoLoop};
 use self::peer::Peer;
 use self::server::{Acceptor, Connection};
@@ -71,6 +74,7 @@ struct Shared {
     retired: Mutex<Vec<Arc<Peer>>>,
     /// Slices given to this transport that have not ended, and exchanges that outlive theirs.
     running: AtomicUsize,
+    attendance: Attendance,
     clock_sleeps: AtomicBool,
     idle_ticks: AtomicUsize,
     accepting_paused: AtomicBool,
@@ -114,6 +118,7 @@ impl Shared {
     fn needs_clock(&self) -> bool {
         self.running.load(Ordering::SeqCst) > 0
             || self.accepting_paused.load(Ordering::SeqCst)
+            || !self.attendance.is_empty()
             || !self.lingering.lock().is_empty()
             || !self.retired.lock().is_empty()
     }
@@ -156,6 +161,7 @@ impl Shared {
 impl Clock for Shared {
     fn tick(&self) -> Option<Duration> {
         let now = Instant::now();
+        self.attendance.expire();
         for peer in self.all_peers() {
             if peer.is_forgotten() {
                 self.forget(peer.id());
@@ -208,13 +214,14 @@ pub struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Starts the I/O threads and serves `listener`.
+    /// Starts the I/O threads and serves `listener`. `watchers` is read: see [`Transport::watch`].
     ///
     /// Fails when the process has no descriptor or thread left.
     pub fn start(
         listener: TcpListener,
         registry: Arc<Registry>,
         counters: Arc<Counters>,
+        watchers: Arc<AtomicUsize>,
         config: &Config,
     ) -> Result<Arc<TcpTransport>> {
         let limit = |what: &str, error: std::io::Error| {
@@ -242,6 +249,7 @@ impl TcpTransport {
             peers: RwLock::default(),
             retired: Mutex::default(),
             running: AtomicUsize::new(0),
+            attendance: Attendance::new(watchers),
             clock_sleeps: AtomicBool::new(false),
             idle_ticks: AtomicUsize::new(IDLE_TICKS),
             accepting_paused: AtomicBool::new(false),
@@ -316,6 +324,14 @@ impl Transport for TcpTransport {
         for connection in connections {
             connection.evict(Some(range));
         }
+    }
+
+    fn poll(&self) {
+        self.shared.attendance.poll();
+    }
+
+    fn watch(&self) {
+        self.shared.attendance.end();
     }
 
     fn forget(&self, segment: u64) {

@@ -23,6 +23,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::Shared;
+use super::attendance::Attendance;
 use super::lane::{self, ATTEMPTS, Lane, Loss, Work};
 use super::wire::Version;
 use crate::error::{Code, Error, Result};
@@ -104,6 +105,11 @@ impl Peer {
     pub fn new(shared: Arc<Shared>, segment: Arc<dyn Segment>) -> Arc<Peer> {
         let state = State { closed: shared.closing().is_some(), ..State::default() };
         Arc::new(Peer { shared, segment, state: Mutex::new(state) })
+    }
+
+    /// The lanes that callers serve.
+    pub fn attendance(&self) -> &Attendance {
+        &self.shared.attendance
     }
 
     /// The segment's id.

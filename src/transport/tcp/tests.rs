@@ -165,7 +165,7 @@ impl Bench {
     fn with(config: &Config) -> Bench {
         let (registry, counters) = (Arc::new(Registry::new()), Arc::new(Counters::default()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let transport = TcpTransport::start(listener, registry.clone(), counters.clone(), config).unwrap();
+        let transport = TcpTransport::start(listener, registry.clone(), counters.clone(), Arc::default(), config).unwrap();
         Bench { transport, registry, counters }
     }
 
