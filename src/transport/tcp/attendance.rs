@@ -1,10 +1,10 @@
 //! Lanes that callers serve: a caller that polls for the end of its transfers receives the replies itself, which spares waking an
 //! I/O thread for each (about a third of a small round trip).
 //!
-//! A lane with little on it becomes *attended* when work is pushed while callers poll: epoll is told to keep silent about what arrives
-//! there, and every poll looks at all attended lanes. It becomes ordinary again when more is queued on it, when nobody has polled
-//! for a moment (the clock looks), or when somebody begins to wait in another way. Being attended is only about who receives: an attended lane
-//! that nobody polls is served with a delay of some milliseconds, not never.
+//! A lane becomes *attended* when work is pushed while callers poll without pause: epoll is told to keep silent about what arrives
+//! there, and every poll looks at all attended lanes. It becomes ordinary again when nobody has polled for a moment (the clock looks),
+//! or when somebody begins to wait in another way. Being attended is only about who receives: an attended lane that nobody polls is
+//! served with a delay of some milliseconds, not never, and what does not fit into a socket at once is sent by the I/O thread.
 //!
 //! `lanes` is a leaf lock: taken with a lane's `state` held, and never the other way round. A lane that becomes attended enters the list
 //! and then looks at `watchers`; whoever begins to watch counts itself and then goes through the list: one of them sees the other.
@@ -17,11 +17,8 @@ use parking_lot::RwLock;
 
 use super::lane::Lane;
 
-/// Most bytes on an attended lane: beyond, a caller that receives has better things to do than to submit.
-pub(super) const MOST_BYTES: u64 = 256 << 10;
-
-/// How recent the last poll must be for a lane to become attended.
-const RECENT: Duration = Duration::from_millis(1);
+/// Longest time between two polls of callers that poll without pause. One that sleeps in between would let sockets run full.
+const PACE: Duration = Duration::from_micros(100);
 
 /// How long attended lanes with work may go without a poll; those without work stay for [`IDLE`].
 const NEGLECTED: Duration = Duration::from_millis(3);
@@ -32,6 +29,8 @@ pub(super) struct Attendance {
     start: Instant,
     /// When somebody polled last, in nanoseconds after `start`.
     polled: AtomicU64,
+    /// Nanoseconds between the last two polls.
+    pace: AtomicU64,
     /// Callers that wait otherwise than by polling. Shared with whoever knows of them.
     watchers: Arc<AtomicUsize>,
     lanes: RwLock<Arc<[Arc<Lane>]>>,
@@ -39,7 +38,13 @@ pub(super) struct Attendance {
 
 impl Attendance {
     pub fn new(watchers: Arc<AtomicUsize>) -> Attendance {
-        Attendance { start: Instant::now(), polled: AtomicU64::new(0), watchers, lanes: RwLock::new(Arc::from([])) }
+        Attendance {
+            start: Instant::now(),
+            polled: AtomicU64::new(0),
+            pace: AtomicU64::new(u64::MAX),
+            watchers,
+            lanes: RwLock::new(Arc::from([])),
+        }
     }
 
     fn since_last_poll(&self) -> Duration {
@@ -49,7 +54,7 @@ impl Attendance {
 
     /// Whether lanes may become attended now.
     pub fn is_open(&self) -> bool {
-        self.watchers.load(Ordering::SeqCst) == 0 && self.polled.load(Ordering::Relaxed) > 0 && self.since_last_poll() < RECENT
+        self.watchers.load(Ordering::SeqCst) == 0 && self.pace.load(Ordering::Relaxed) < PACE.as_nanos() as u64
     }
 
     /// Takes a lane into the list. False: somebody watches, the lane must stay ordinary.
@@ -77,7 +82,8 @@ impl Attendance {
 
     /// Serves all attended lanes on the caller's thread.
     pub fn poll(&self) {
-        self.polled.store(self.start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let now = self.start.elapsed().as_nanos() as u64;
+        self.pace.store(now.saturating_sub(self.polled.swap(now, Ordering::Relaxed)), Ordering::Relaxed);
         self.all().iter().for_each(|lane| lane.poll());
     }
 

@@ -40,7 +40,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::attendance;
 use super::io_loop::{IoLoop, Source};
 use super::peer::Peer;
 use super::wire::{self, HEADER_LENGTH, Header, STATUS_LENGTH, Version};
@@ -557,12 +556,12 @@ impl Lane {
     /// Decides who receives the replies.
     fn attend_or_not(&self, state: &mut State) {
         let attendance = self.peer.attendance();
-        let few = state.phase == Phase::Open && self.version == Version::V2 && self.load() <= attendance::MOST_BYTES;
-        if state.attended && !few {
+        let may_be = state.phase == Phase::Open && self.version == Version::V2;
+        if state.attended && !may_be {
             state.attended = false;
             attendance.leave(self);
         } else if !state.attended
-            && few
+            && may_be
             && !state.queue.is_empty()
             && attendance.is_open()
             && let Some(lane) = self.this.upgrade()
