@@ -273,6 +273,10 @@ impl TcpTransport {
             return peer.clone();
         }
         let mut peers = self.shared.peers.write();
+        if self.shared.closing.get().is_some() {
+            // Nobody would take it from the list.
+            return Peer::new(self.shared.clone(), segment.clone());
+        }
         peers.entry(segment.id()).or_insert_with(|| Peer::new(self.shared.clone(), segment.clone())).clone()
     }
 
