@@ -67,6 +67,8 @@ impl<'a> Gather<'a> {
 
     /// Sends as much as fits into the socket's buffer. `WouldBlock` when nothing does.
     pub fn send(&self, socket: &impl AsFd) -> io::Result<u64> {
+        #[cfg(test)]
+        SENDS.set(SENDS.get() + 1);
         // SAFETY: all-zero is a valid msghdr.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.pieces.as_ptr().cast_mut();
@@ -171,6 +173,17 @@ fn receive(socket: &impl AsFd, buffer: *mut libc::c_void, length: usize, flags: 
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    static SENDS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// How often this thread has called [`Gather::send`].
+#[cfg(test)]
+pub fn sends_of_this_thread() -> u64 {
+    SENDS.get()
+}
+
 fn result(bytes: isize) -> io::Result<u64> {
     u64::try_from(bytes).map_err(|_| io::Error::last_os_error())
 }
@@ -235,6 +248,33 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(peek(&far, &mut none).unwrap(), 0);
+    }
+
+    #[test]
+    fn bytes_are_unacknowledged_while_nobody_takes_them() {
+        let (near, far) = pair();
+        near.set_nonblocking(true).unwrap();
+        let piece = vec![0; 1 << 20];
+        let mut gather = Gather::default();
+        gather.push_bytes(&piece);
+        while gather.send(&near).is_ok() {}
+        assert!(unacknowledged(&near).unwrap() > 0);
+        let mut buffer = vec![0; 1 << 20];
+        while unacknowledged(&near).unwrap() > 0 {
+            let mut scatter = Scatter::default();
+            scatter.push_buffer(&mut buffer);
+            let _ = scatter.receive(&far);
+        }
+    }
+
+    #[test]
+    fn pieces_longer_than_any_call_are_cut() {
+        let mut gather = Gather::default();
+        for _ in 0..MAX_PIECES {
+            // SAFETY: nothing is sent.
+            gather.push_memory(unsafe { MemoryRange::new(1, u64::MAX) }.unwrap());
+        }
+        assert_eq!(gather.length(), MOST * MAX_PIECES as u64);
     }
 
     #[test]

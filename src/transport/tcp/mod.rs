@@ -107,9 +107,11 @@ impl Shared {
     }
 
     fn start_clock(&self) {
+        // What it is started for may be over before it looks, and leave something to be tidied up.
+        if self.idle_ticks.load(Ordering::Relaxed) != 0 {
+            self.idle_ticks.store(0, Ordering::SeqCst);
+        }
         if self.clock_sleeps.load(Ordering::SeqCst) && self.clock_sleeps.swap(false, Ordering::SeqCst) {
-            // What woke it may be over before it looks, and leave something to be tidied up.
-            self.idle_ticks.store(0, Ordering::Relaxed);
             self.loops[0].wake();
         }
     }
@@ -190,15 +192,16 @@ impl Clock for Shared {
             acceptor.resume();
         }
         if self.needs_clock() {
-            self.idle_ticks.store(0, Ordering::Relaxed);
+            self.idle_ticks.store(0, Ordering::SeqCst);
             return Some(TICK);
         }
-        if self.idle_ticks.fetch_add(1, Ordering::Relaxed) < IDLE_TICKS {
+        if self.idle_ticks.fetch_add(1, Ordering::SeqCst) < IDLE_TICKS {
             return Some(IDLE_TICK);
         }
         self.clock_sleeps.store(true, Ordering::SeqCst);
         // What came before the flag was seen must not wait for the next.
-        if self.needs_clock() && self.clock_sleeps.swap(false, Ordering::SeqCst) {
+        let has_started = self.needs_clock() || self.idle_ticks.load(Ordering::SeqCst) == 0;
+        if has_started && self.clock_sleeps.swap(false, Ordering::SeqCst) {
             return Some(TICK);
         }
         None
@@ -281,6 +284,10 @@ impl TcpTransport {
             return peer.clone();
         }
         let mut peers = self.shared.peers.write();
+        if self.shared.closing.get().is_some() {
+            // Nobody would take it from the list.
+            return Peer::new(self.shared.clone(), segment.clone());
+        }
         peers.entry(segment.id()).or_insert_with(|| Peer::new(self.shared.clone(), segment.clone())).clone()
     }
 

@@ -146,6 +146,14 @@ impl Peer {
         if over.is_empty() { Vec::new() } else { vec![(lane::cancelled(), over)] }
     }
 
+    /// Like [`Peer::enqueue`], for the work of a lane that has ended.
+    fn enqueue_of(&self, state: &mut State, lane: &Lane, works: Vec<Work>) -> Vec<Failure> {
+        match &state.unreachable {
+            Some((lanes, error)) if lane.number() < *lanes && !lane.is_connected() => vec![(error.clone(), works)],
+            _ => self.enqueue(state, works),
+        }
+    }
+
     /// Gives the backlog to lanes, as far as the peer's address is known and lanes can be had.
     fn dispatch(self: &Arc<Self>) {
         loop {
@@ -186,14 +194,17 @@ impl Peer {
                             }
                         }
                         Ok(None) => break,
-                        Err((address, error)) => failures.extend(self.could_not_connect(state, address, error)),
+                        Err((address, error)) => {
+                            self.shared.counters.connections_failed.add(1);
+                            failures.extend(self.give_up_address(state, address, error));
+                        }
                     }
                 }
             }
             let mut again = false;
             for (lane, works) in assigned {
                 if let Err(works) = lane.push(works) {
-                    failures.extend(self.enqueue(&mut self.state.lock(), works));
+                    failures.extend(self.enqueue_of(&mut self.state.lock(), &lane, works));
                     again = true;
                 }
             }
@@ -351,13 +362,19 @@ impl Peer {
         self.state.lock().refreshed = false;
     }
 
-    /// A connection could not be made: the next address is tried, then those of a fresh descriptor, then the backlog fails.
-    fn could_not_connect(self: &Arc<Self>, state: &mut State, address: SocketAddr, error: io::Error) -> Option<Failure> {
+    /// A lane could not be connected.
+    fn could_not_connect(self: &Arc<Self>, state: &mut State, lane: &Lane, error: io::Error) -> Option<Failure> {
         self.shared.counters.connections_failed.add(1);
+        let is_known = state.unreachable.as_ref().is_some_and(|(lanes, _)| lane.number() < *lanes);
         let is_connected = state.lanes.iter().any(|lane| lane.is_accepting() && lane.is_connected());
+        if state.finding || is_connected || is_known { None } else { self.give_up_address(state, lane.address(), error) }
+    }
+
+    /// No connection to the address: the next one is tried, then those of a fresh descriptor, then the backlog fails.
+    fn give_up_address(self: &Arc<Self>, state: &mut State, address: SocketAddr, error: io::Error) -> Option<Failure> {
         let addresses = state.target.as_ref().map_or(&[][..], |target| &target.addresses);
-        // Another lane may have failed at the same address before.
-        if state.finding || is_connected || addresses.get(state.address) != Some(&address) {
+        // Another lane may have failed there before.
+        if addresses.get(state.address) != Some(&address) {
             return None;
         }
         if state.address + 1 < addresses.len() {
@@ -369,10 +386,8 @@ impl Peer {
         if is_limit {
             return state.fail_backlog(error);
         }
-        if state.refreshed || state.backlog.is_empty() {
-            return state.give_up(error);
-        }
-        self.find(state, Some(error), true)
+        // Also with an empty backlog: what was meant for the lane is on its way back.
+        if state.refreshed { state.give_up(error) } else { self.find(state, Some(error), true) }
     }
 
     /// A lane has ended. `returned` is work that may be tried elsewhere.
@@ -392,16 +407,11 @@ impl Peer {
         }
         let failures = {
             let mut state = self.state.lock();
-            match (loss, &state.unreachable) {
-                (Some(Loss::Unconnected(_)), Some((lanes, error))) if lane.number() < *lanes => vec![(error.clone(), returned)],
-                (loss, _) => {
-                    let mut failures = self.enqueue(&mut state, returned);
-                    if let Some(Loss::Unconnected(error)) = loss {
-                        failures.extend(self.could_not_connect(&mut state, lane.address(), error));
-                    }
-                    failures
-                }
+            let mut failures = self.enqueue_of(&mut state, lane, returned);
+            if let Some(Loss::Unconnected(error)) = loss {
+                failures.extend(self.could_not_connect(&mut state, lane, error));
             }
+            failures
         };
         self.fail_all(failures);
         self.dispatch();
