@@ -24,12 +24,15 @@ static unsigned char *map(int protection, int flags, int fd) {
 
 static unsigned char *map_anonymous(int protection) { return map(protection, MAP_PRIVATE | MAP_ANONYMOUS, -1); }
 
-/* Where nobody else maps anything, so that it stays a hole once it is unmapped. */
+/* Where nobody else maps anything, so that it stays a hole once it is unmapped. Not every place is free under sanitizers. */
 static unsigned char *map_aside(int protection) {
-    void *place = (void *)((uintptr_t)1 << 40);
-    void *memory = mmap(place, LENGTH, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    CHECK(memory == place);
-    return memory;
+    static const uintptr_t places[] = {(uintptr_t)1 << 38, (uintptr_t)1 << 45};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        void *place = (void *)places[i];
+        if (mmap(place, LENGTH, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == place) return place;
+    }
+    CHECK(!"no free place");
+    return NULL;
 }
 
 /* A file of LENGTH bytes that has no name any more. */

@@ -226,6 +226,7 @@ static void statistics_count_what_happened(void) {
 }
 
 int main(void) {
+    references_are_counted_if_the_environment_says_so();
     engine = create_engine();
     overlaps_are_refused_and_touching_is_fine();
     the_text_names_the_range_in_the_way();
@@ -235,7 +236,6 @@ int main(void) {
     regions_are_found_by_any_address_inside();
     lists_are_in_registration_order_and_tell_the_total();
     references_are_counted_on_request();
-    references_are_counted_if_the_environment_says_so();
     unknown_option_values_are_refused();
     untouched_memory_stays_untouched();
     any_location_is_taken();
