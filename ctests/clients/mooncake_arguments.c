@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "child.h"
 
 #include <string.h>
 
@@ -114,6 +115,69 @@ static void memory_is_registered_with_upstreams_numbers(void) {
     OK(registerLocalMemoryBatch(engine, NULL, 0, "*"));
     OK(unregisterLocalMemoryBatch(engine, NULL, 0));
     EXPECT(-1, registerLocalMemoryBatch(engine, NULL, 1, "*"));
+    destroyTransferEngine(engine);
+}
+
+/* The old interface has no argument for it, so the environment switches it on. */
+static void count_references(void *unused) {
+    static char memory[4096];
+    (void)unused;
+    setenv("TE_REGISTER_REFCOUNT", "1", 1);
+    transfer_engine_t engine = create(1);
+    OK(registerLocalMemory(engine, memory, sizeof memory, "*", 1));
+    OK(registerLocalMemory(engine, memory, sizeof memory, "*", 1));
+    EXPECT(-7, registerLocalMemory(engine, memory, sizeof memory, "*", 0));
+    EXPECT(-7, registerLocalMemory(engine, memory, sizeof memory, "cpu:0", 1));
+    EXPECT(-7, registerLocalMemory(engine, memory, sizeof memory - 1, "*", 1));
+    OK(unregisterLocalMemory(engine, memory));
+    EXPECT(-7, registerLocalMemory(engine, memory + 1, 1, "*", 1));
+    OK(unregisterLocalMemory(engine, memory));
+    EXPECT(-3, unregisterLocalMemory(engine, memory));
+    destroyTransferEngine(engine);
+}
+
+static void references_are_counted_if_the_environment_says_so(void) { in_child(count_references, NULL); }
+
+static void any_location_is_taken(void) {
+    static char memory[4096], long_text[10 << 10];
+    const char *locations[] = {"*", "", NULL, "cpu:99", "cpu:-1", "cuda:0", "segments:4096:0,1", long_text};
+    transfer_engine_t engine = create(1);
+    buffer_entry_t entry = {memory, sizeof memory};
+    void *addr = memory;
+    memset(long_text, 'x', sizeof long_text - 1);
+    for (size_t i = 0; i < sizeof locations / sizeof *locations; i++) {
+        OK(registerLocalMemory(engine, memory, sizeof memory, locations[i], 1));
+        OK(unregisterLocalMemory(engine, memory));
+        OK(registerLocalMemoryBatch(engine, &entry, 1, locations[i]));
+        OK(unregisterLocalMemoryBatch(engine, &addr, 1));
+    }
+    destroyTransferEngine(engine);
+}
+
+static int move_within(transfer_engine_t engine, int opcode, void *source, void *target, size_t length) {
+    transfer_request_t request = {opcode, source, LOCAL_SEGMENT, (uintptr_t)target, length};
+    transfer_status_t status;
+    batch_id_t batch = allocateBatchID(engine, 1);
+    OK(submitTransfer(engine, batch, &request, 1));
+    do OK(getTransferStatus(engine, batch, 0, &status));
+    while (status.status == STATUS_WAITING);
+    OK(freeBatchID(engine, batch));
+    return status.status;
+}
+
+/* Without remote access memory is the local side of transfers, and never the other. */
+static void private_memory_is_local_only(void) {
+    static char memory[8192];
+    transfer_engine_t engine = create(1);
+    OK(registerLocalMemory(engine, memory, 4096, "*", 0));
+    OK(registerLocalMemory(engine, memory + 4096, 4096, "*", 1));
+    memcpy(memory, "12345678", 8);
+    EXPECT(STATUS_COMPLETED, move_within(engine, OPCODE_WRITE, memory, memory + 4096, 8));
+    EXPECT(STATUS_COMPLETED, move_within(engine, OPCODE_READ, memory + 8, memory + 4096, 8));
+    EXPECT(STATUS_FAILED, move_within(engine, OPCODE_WRITE, memory + 4096, memory + 16, 8));
+    EXPECT(STATUS_FAILED, move_within(engine, OPCODE_READ, memory + 4200, memory, 8));
+    EXPECT(STATUS_FAILED, move_within(engine, OPCODE_WRITE, memory + 4200, memory + 4092, 8));
+    CHECK(memcmp(memory, "1234567812345678\0\0\0\0\0\0\0", 24) == 0 && memory[4200] == 0);
     destroyTransferEngine(engine);
 }
 
@@ -240,6 +304,9 @@ int main(void) {
     handles_that_name_nothing_are_refused();
     transports_are_installed_once();
     memory_is_registered_with_upstreams_numbers();
+    references_are_counted_if_the_environment_says_so();
+    any_location_is_taken();
+    private_memory_is_local_only();
     batches_count_what_they_are_given();
     texts_are_cut_to_their_buffers();
     one_handle_serves_both_headers();

@@ -1,25 +1,10 @@
 /* te.h: engines come and go: nothing is left behind, waiters wake up, and odd environments harm nobody. */
-#include <dirent.h>
 #include <pthread.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "engine.h"
 #include "peer.h"
-
-static int count_entries(const char *directory) {
-    int count = 0;
-    DIR *entries = opendir(directory);
-    CHECK(entries != NULL);
-    while (readdir(entries) != NULL) count++;
-    closedir(entries);
-    return count;
-}
-
-/* Threads are gone from /proc a moment after they were joined. */
-static void expect_entries(int expected, const char *directory) {
-    for (int i = 0; i < 5000 && count_entries(directory) != expected; i++) usleep(1000);
-    EXPECT(expected, count_entries(directory));
-}
 
 static void live_once(struct peer *peer) {
     static unsigned char memory[1 << 16];

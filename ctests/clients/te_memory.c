@@ -1,4 +1,7 @@
 /* te.h: registering, unregistering, finding and listing local memory. */
+#include <sys/mman.h>
+
+#include "child.h"
 #include "engine.h"
 
 static te_engine *engine;
@@ -29,11 +32,26 @@ static void overlaps_are_refused_and_touching_is_fine(void) {
     EXPECT(0, count_regions());
 }
 
+static void the_text_names_the_range_in_the_way(void) {
+    char text[64];
+    OK(add(4096, 4096));
+    EXPECT(TE_ERR_ADDRESS_OVERLAPPED, add(8000, 4096));
+    snprintf(text, sizeof text, "[%p, %p)", (void *)(memory + 4096), (void *)(memory + 8192));
+    CHECK(strstr(te_last_error(), text) != NULL);
+    OK(drop(4096));
+}
+
 static void odd_ranges_are_refused(void) {
     EXPECT(TE_ERR_INVALID_ARGUMENT, add(0, 0));
     EXPECT(TE_ERR_INVALID_ARGUMENT, te_register_local_memory(engine, NULL, 64, NULL));
     EXPECT(TE_ERR_INVALID_ARGUMENT, add(0, SIZE_MAX));
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_register_local_memory(engine, (void *)(UINTPTR_MAX - 4095), 4097, NULL));
     EXPECT(0, count_regions());
+
+    /* The end of the address space is an end like any other. */
+    OK(te_register_local_memory(engine, (void *)(UINTPTR_MAX - 4095), 4096, NULL));
+    EXPECT(TE_ERR_ADDRESS_OVERLAPPED, te_register_local_memory(engine, (void *)UINTPTR_MAX, 1, NULL));
+    OK(te_unregister_local_memory(engine, (void *)(UINTPTR_MAX - 4095)));
 }
 
 static void unregistering_takes_the_exact_start(void) {
@@ -121,6 +139,26 @@ static void references_are_counted_on_request(void) {
     OK(drop(0));
 }
 
+/* What TE_REGISTER_REFCOUNT says is the default; a call can still say otherwise. */
+static void count_by_the_environment(void *unused) {
+    (void)unused;
+    te_memory_options options = make_memory_options();
+    setenv("TE_REGISTER_REFCOUNT", "1", 1);
+    engine = create_engine();
+    OK(add(0, 4096));
+    OK(add(0, 4096));
+    EXPECT(TE_ERR_ADDRESS_OVERLAPPED, add(0, 4095));
+    options.count_references = TE_REFERENCES_OFF;
+    EXPECT(TE_ERR_ADDRESS_OVERLAPPED, te_register_local_memory(engine, memory, 4096, &options));
+    OK(drop(0));
+    EXPECT(1, count_regions());
+    OK(drop(0));
+    EXPECT(TE_ERR_ADDRESS_NOT_REGISTERED, drop(0));
+    OK(te_engine_destroy(engine));
+}
+
+static void references_are_counted_if_the_environment_says_so(void) { in_child(count_by_the_environment, NULL); }
+
 static void unknown_option_values_are_refused(void) {
     te_memory_options options = make_memory_options();
     options.access = 77;
@@ -150,6 +188,27 @@ static void any_location_is_taken(void) {
     }
 }
 
+static size_t count_present_pages(unsigned char *pages, size_t length) {
+    static unsigned char present[1024];
+    size_t count = 0;
+    CHECK(mincore(pages, length, present) == 0);
+    for (size_t i = 0; i < length / 4096; i++) count += present[i] & 1;
+    return count;
+}
+
+/* Memory that was only reserved stays so: the wildcard looks at where pages are, it does not make them. */
+static void untouched_memory_stays_untouched(void) {
+    const size_t reserved = (size_t)256 << 30, looked_at = 1024 * 4096;
+    unsigned char *pages = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) return; /* too much for this system, or for a tool that watches the test */
+    OK(te_register_local_memory(engine, pages, reserved, NULL));
+    EXPECT(0, count_present_pages(pages, looked_at));
+    EXPECT(0, count_present_pages(pages + reserved / 2, looked_at));
+    OK(te_unregister_local_memory(engine, pages));
+    EXPECT(0, count_present_pages(pages + reserved - looked_at, looked_at));
+    CHECK(munmap(pages, reserved) == 0);
+}
+
 static void statistics_count_what_happened(void) {
     te_statistics before, after;
     memset(&before, 0, sizeof before);
@@ -167,8 +226,10 @@ static void statistics_count_what_happened(void) {
 }
 
 int main(void) {
+    references_are_counted_if_the_environment_says_so();
     engine = create_engine();
     overlaps_are_refused_and_touching_is_fine();
+    the_text_names_the_range_in_the_way();
     odd_ranges_are_refused();
     unregistering_takes_the_exact_start();
     batches_are_all_or_nothing();
@@ -176,6 +237,7 @@ int main(void) {
     lists_are_in_registration_order_and_tell_the_total();
     references_are_counted_on_request();
     unknown_option_values_are_refused();
+    untouched_memory_stays_untouched();
     any_location_is_taken();
     statistics_count_what_happened();
     OK(te_engine_destroy(engine));

@@ -4,7 +4,7 @@
 #include "engine.h"
 #include "peer.h"
 
-enum { THREADS = 8, ROUNDS = 30, PART = 64 << 10 };
+enum { THREADS = 32, ROUNDS = 10, PART = 64 << 10 };
 
 static te_engine *engine;
 static te_segment segment;

@@ -172,16 +172,23 @@ impl Client {
     /// A connection to the first address that takes one.
     fn connect(&self, peer: &HostPort, addresses: &[SocketAddr]) -> Result<Connection<'_>> {
         let mut reasons = Vec::new();
+        let mut at_limit = false;
         for &address in addresses {
             match Connection::open(self, address) {
                 Ok(connection) => return Ok(connection),
-                Err(error) => reasons.push(format!("{address}: {error}")),
+                Err(error) => {
+                    at_limit |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                    reasons.push(format!("{address}: {error}"));
+                }
             }
             if self.is_cancelled.load(Ordering::Acquire) {
                 break;
             }
         }
         let text = format!("cannot connect to the handshake port of {peer} ({})", reasons.join("; "));
+        if at_limit {
+            return Err(Error::new(Code::Limit, text + "; raise the limit on open files (ulimit -n)"));
+        }
         Err(self.explain(text, "; check that the peer runs and that no firewall is between"))
     }
 

@@ -1,0 +1,14 @@
+/* Parts of a test that need a process of their own: with another environment, other limits, or an engine that was inherited. */
+#ifndef CHILD_H
+#define CHILD_H
+
+/* Runs the body in a child made by fork() and checks that it came to its end. A child that hangs is ended after 60 s. */
+void in_child(void (*body)(void *), void *argument);
+
+/* The number of entries of a directory such as /proc/self/fd. */
+int count_entries(const char *directory);
+
+/* Waits up to 5 s until it has that many entries: threads are gone from /proc a moment after they were joined. */
+void expect_entries(int expected, const char *directory);
+
+#endif
