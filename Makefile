@@ -118,7 +118,7 @@ lint:
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 unit:
-	$(CARGO) test --locked --workspace
+	MC_LOG_LEVEL=ERROR $(CARGO) test --locked --workspace
 
 # Of the development build, because types are in full debug information only; the unit tests have built it already.
 abi_library = $(CARGO_TARGET_DIR)/debug/deps/libtransfer_engine.so
