@@ -115,8 +115,8 @@ impl Registrar {
     pub fn unregister_batch(&self, addresses: &[u64], transports: &[Arc<dyn Transport>]) -> Result<()> {
         let mut outcome = Ok(());
         let mut draining = Vec::with_capacity(addresses.len());
-        for &address in addresses {
-            match self.registry.start_drain(address) {
+        for removal in self.registry.start_drain_batch(addresses) {
+            match removal {
                 Ok(Removal::Last(region)) => draining.push(region),
                 Ok(Removal::Counted) => self.counters.regions_unregistered.add(1),
                 Err(error) => outcome = outcome.and(Err(error)),

@@ -239,6 +239,57 @@ struct Changes {
     next_sequence: u64,
 }
 
+/// Why a region cannot be drained: the one that contains the address, if any, and its state.
+type RefusedDrain = Option<(Arc<Region>, State)>;
+
+/// The error for it, made without the lock.
+fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
+    let Some((region, state)) = refusal else {
+        return Error::quiet(Code::AddressNotRegistered, format!("cannot unregister {address:#x}: no region contains it"));
+    };
+    let range = Shown(region.range());
+    if region.range().address() != address {
+        let text = format!(
+            "cannot unregister {address:#x}: it lies inside the region {range}, which stays; use the address that was registered"
+        );
+        return Error::new(Code::AddressNotRegistered, text);
+    }
+    match state {
+        State::Draining => Error::quiet(
+            Code::BatchBusy,
+            format!("cannot unregister {range}: another call is unregistering it, with {} uses under way", region.in_flight()),
+        ),
+        State::Quarantined => Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {QUARANTINED}")),
+        _ => Error::quiet(
+            Code::AddressNotRegistered,
+            format!("cannot unregister {range}: its registration has not ended; wait for that call to return"),
+        ),
+    }
+}
+
+impl Changes {
+    fn start_drain(&mut self, address: u64) -> std::result::Result<Removal, RefusedDrain> {
+        let found = self.index.predecessor(address).filter(|entry| entry.contains(address)).map(Entry::to_arc);
+        let Some(region) = found else { return Err(None) };
+        let state = region.state();
+        if region.range().address() != address {
+            return Err(Some((region, state)));
+        }
+        match state {
+            State::Live if region.drop_reference_unless_last() => return Ok(Removal::Counted),
+            State::Live => {
+                // Whoever finds the count closed looks at the state for the reason.
+                region.set_state(State::Draining);
+                region.in_flight.close();
+                self.published.remove(&region);
+            }
+            State::DrainGivenUp => region.set_state(State::Draining),
+            state => return Err(Some((region, state))),
+        }
+        Ok(Removal::Last(region))
+    }
+}
+
 impl Default for Registry {
     fn default() -> Registry {
         Registry::new()
@@ -355,52 +406,19 @@ impl Registry {
     /// Errors: `AddressNotRegistered` unless a live region starts at the very address (the text says which region contains it, if one
     /// does); `BatchBusy` while another thread is removing it.
     pub fn start_drain(&self, address: u64) -> Result<Removal> {
-        let refusal = {
+        let outcome = self.changes.lock().start_drain(address);
+        outcome.map_err(|refusal| refused_drain(address, refusal))
+    }
+
+    /// [`Registry::start_drain`] for many, seen by peers as one change. Results in the order of `addresses`.
+    pub fn start_drain_batch(&self, addresses: &[u64]) -> Vec<Result<Removal>> {
+        let outcomes: Vec<_> = {
             let mut changes = self.changes.lock();
-            let found = changes.index.predecessor(address).filter(|entry| entry.contains(address)).map(Entry::to_arc);
-            match found {
-                Some(region) if region.range().address() == address => match region.state() {
-                    State::Live if region.drop_reference_unless_last() => return Ok(Removal::Counted),
-                    State::Live => {
-                        region.set_state(State::Draining);
-                        region.in_flight.close();
-                        changes.published.remove(&region);
-                        return Ok(Removal::Last(region));
-                    }
-                    State::DrainGivenUp => {
-                        region.set_state(State::Draining);
-                        return Ok(Removal::Last(region));
-                    }
-                    state => Some((region, state)),
-                },
-                Some(region) => {
-                    let state = region.state();
-                    Some((region, state))
-                }
-                None => None,
-            }
+            addresses.iter().map(|address| changes.start_drain(*address)).collect()
         };
-        let Some((region, state)) = refusal else {
-            return Err(Error::quiet(Code::AddressNotRegistered, format!("cannot unregister {address:#x}: no region contains it")));
-        };
-        let range = Shown(region.range());
-        if region.range().address() != address {
-            let text = format!(
-                "cannot unregister {address:#x}: it lies inside the region {range}, which stays; use the address that was registered"
-            );
-            return Err(Error::new(Code::AddressNotRegistered, text));
-        }
-        Err(match state {
-            State::Draining => Error::quiet(
-                Code::BatchBusy,
-                format!("cannot unregister {range}: another call is unregistering it, with {} uses under way", region.in_flight()),
-            ),
-            State::Quarantined => Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {QUARANTINED}")),
-            _ => Error::quiet(
-                Code::AddressNotRegistered,
-                format!("cannot unregister {range}: its registration has not ended; wait for that call to return"),
-            ),
-        })
+        let explain =
+            |(outcome, address): (std::result::Result<_, _>, &u64)| outcome.map_err(|refusal| refused_drain(*address, refusal));
+        outcomes.into_iter().zip(addresses).map(explain).collect()
     }
 
     /// Waits until no guard is left or `limit` has passed. True when drained. Takes no lock of the registry.

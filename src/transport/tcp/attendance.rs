@@ -54,7 +54,9 @@ impl Attendance {
 
     /// Whether lanes may become attended now.
     pub fn is_open(&self) -> bool {
-        self.watchers.load(Ordering::SeqCst) == 0 && self.pace.load(Ordering::Relaxed) < PACE.as_nanos() as u64
+        self.watchers.load(Ordering::SeqCst) == 0
+            && self.pace.load(Ordering::Relaxed) < PACE.as_nanos() as u64
+            && self.since_last_poll() < NEGLECTED
     }
 
     /// Takes a lane into the list. False: somebody watches, the lane must stay ordinary.

@@ -627,10 +627,7 @@ impl Lane {
         match error.raw_os_error() {
             Some(libc::ECONNRESET | libc::EPIPE) => self.close(state, Ended::ByPeer(error.to_string()), effects),
             // The connection was given up on this side, as after a time-out: the peer may live, and apply what it has received.
-            _ => {
-                let error = || Error::quiet(Code::Socket, format!("{}: the connection was lost: {error}", self.peer));
-                self.close(state, Ended::Here(&error), effects);
-            }
+            _ => self.close(state, Ended::Lost(error.to_string()), effects),
         }
     }
 
@@ -736,7 +733,7 @@ impl Lane {
                     Ok(0) => Ok(0),
                     Ok(_) => {
                         let reason = "it sent bytes that nobody asked for".to_string();
-                        return self.close(state, Ended::Nonsense(reason), effects);
+                        return self.close(state, Ended::Lost(reason), effects);
                     }
                     Err(error) => Err(error),
                 }
@@ -783,7 +780,7 @@ impl Lane {
                             Some(code) => format!("it answered with status {code}, which this version does not know"),
                             None => "it answered with something else than a status frame".into(),
                         };
-                        return self.close(state, Ended::Nonsense(reason), effects);
+                        return self.close(state, Ended::Lost(reason), effects);
                     }
                 }
             }
@@ -908,10 +905,10 @@ impl Lane {
             let error = match &ended {
                 Ended::Connecting(_) | Ended::Unused | Ended::Refused => None,
                 Ended::Here(error) => may_land.then(error),
-                Ended::ByPeer(reason) | Ended::Nonsense(reason) if position == 0 => {
+                Ended::ByPeer(reason) | Ended::Lost(reason) if position == 0 => {
                     work.attempts += 1;
                     let is_final = match ended {
-                        Ended::Nonsense(_) => may_land,
+                        Ended::Lost(_) => may_land,
                         _ => started && self.version == Version::V1,
                     };
                     let is_last = is_final || work.attempts >= ATTEMPTS;
@@ -919,7 +916,7 @@ impl Lane {
                     is_last.then(|| self.peer.broke(&work.slice, reason, self.version))
                 }
                 Ended::ByPeer(_) => None,
-                Ended::Nonsense(reason) => may_land.then(|| self.peer.broke(&work.slice, reason, self.version)),
+                Ended::Lost(reason) => may_land.then(|| self.peer.broke(&work.slice, reason, self.version)),
             };
             match error {
                 Some(error) => {
@@ -977,8 +974,9 @@ enum Ended<'a> {
     Refused,
     /// The peer's end, after which it applies nothing more.
     ByPeer(String),
-    /// The peer does not keep to the protocol, and may go on with whatever it does.
-    Nonsense(String),
+    /// The connection is of no use: the peer does not keep to the protocol, or a system call has failed. The peer may go on with what it
+    /// has received.
+    Lost(String),
     /// We gave up; bytes under way may still land.
     Here(&'a dyn Fn() -> Error),
 }

@@ -1,10 +1,22 @@
 //! The submitting side's view of one segment: where its data port is, the lanes to it, and the work that waits for either.
 //!
-//! `state` is the peer's one lock. It is never held while a lane is locked or a completion is called; lanes call back with none of
+//! `state` is the peer's one lock. It is never held while a lane's locks are or a completion is called; lanes call back with none of
 //! their own locks held.
 //!
+//! Invariants:
+//! * Work is in exactly one place: the backlog, `refused`, a lane's inbox or queue, or in the hands of a thread that carries it from one
+//!   to the next. The latter is what [`Peer::abandon`] cannot see. So each place looks, under its lock, whether work that comes in was
+//!   cancelled ([`Work::is_cancelled`]) or the peer is closed, and whoever evicts memory does it again until no guard is held.
+//! * Whatever waits here has its deadline: [`Peer::expire`] looks at the backlog and at what waits for the peer's answer.
+//! * Every retry uses something up: an attempt of the front of a lost lane, the one examination of what was refused, the one fresh
+//!   descriptor since a lane was last connected. So no peer, whatever it does, keeps work going for ever.
+//!
 //! Finding the peer again: when no lane can be connected, the descriptor is fetched anew (the peer may have restarted on other ports)
-//! and connecting is tried once more; only then does the work fail. All that blocks is done by the transport's background threads.
+//! and connecting is tried once more; only then does the work fail, with that of all lanes that were begun before. A peer that ends
+//! connections under the same request, or talks nonsense, may be another program at an address that is out of date: its descriptor is
+//! fetched before more is sent. When anybody has fetched a descriptor that names another place, lanes to the old one are left. All that
+//! blocks is done by the transport's background threads.
+//!
 //! When the peer refuses a range, its descriptor is fetched anew, too: the range may have been registered since, and an upstream
 //! server refuses one that spans registrations which only touch, so the slice is split at their borders and tried once more. A peer
 //! that speaks version 1 only checks no address at all; there the descriptor is looked at before anything is sent.
