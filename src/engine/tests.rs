@@ -229,7 +229,7 @@ fn notifications_arrive_after_the_bytes_and_before_completion() {
     initiator.submit(&batch, &requests, Some(message.clone()), Default::default()).unwrap();
     assert!(batch.wait(Some(Duration::from_secs(20))));
     assert_eq!(batch.status().state, State::Completed);
-    assert_eq!(target.take_notifications(), [message.clone()]);
+    assert_eq!(target.take_notifications(), std::slice::from_ref(&message));
     target.send_notification(LOCAL_SEGMENT, &message).unwrap();
     initiator.send_notification_to(&target.name(), &message).unwrap();
     assert_eq!(target.take_notifications().len(), 2);
