@@ -268,7 +268,7 @@ te_status te_install_transport(te_engine *engine, const char *protocol, const ch
 /// Peers learn of the change with the next one that is published. Saves time where a metadata server is slow.
 #define TE_PUBLISH_LATER 1
 
-/// As TE_REGISTER_REFCOUNT says.
+/// As the environment variable TE_REGISTER_REFCOUNT says; without it, as TE_REFERENCES_OFF.
 #define TE_REFERENCES_DEFAULT 0
 
 /// Registering the same range, location and access again succeeds, and it stays until it has been
@@ -315,7 +315,8 @@ typedef struct te_memory_region {
     uint32_t access;
     /// Zero.
     uint32_t reserved;
-    /// Where the memory is, with a NUL at its end; longer texts are cut.
+    /// Where the memory is, with a NUL at its end; longer texts are cut. For memory of a peer over TCP it is the
+    /// peer's name: the protocol does not tell more.
     char location[64];
 } te_memory_region;
 
@@ -374,7 +375,7 @@ te_status te_list_local_memory(te_engine *engine,
 // Segments
 //
 // A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
-// engine that opened it, for as long as that engine lives. The engine keeps what it knows of a segment, and
+// engine that opened it, for as long as that engine lives (or removeLocalSegment is called for it). The engine keeps what it knows of a segment, and
 // looks anew by itself when a transfer fails because the peer has changed or was started again.
 
 /// A segment.
@@ -563,10 +564,11 @@ te_status te_batch_create(te_engine *engine, size_t capacity, te_batch *batch);
 ///
 /// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); it may be
 /// reused after the call, but the memory that it names belongs to the engine until each request is over.
-/// `options` may be NULL. May be called again until the batch is full, also while earlier requests run.
+/// `options` may be NULL. May be called again until the batch is full or cancelled, also while earlier requests
+/// run.
 ///
-/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, else as for
-/// te_batch_transfer. Requests that fail after that tell so by their own status. A notification that cannot
+/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, TE_ERR_CANCELED
+/// if it was cancelled, else as for te_batch_transfer. Requests that fail after that tell so by their own status. A notification that cannot
 /// be sent is told in the log only.
 te_status te_batch_submit(te_engine *engine,
                           te_batch batch,
@@ -602,11 +604,15 @@ te_status te_batch_wait(te_engine *engine,
                         te_batch_status *status);
 
 /// Asks for the end of all requests of a batch that are under way. They end within a fraction of a second, as
-/// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that.
-te_status te_batch_cancel(te_engine *engine, te_batch batch);
+/// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that. Then the engine does not touch
+/// local memory for them any more; bytes of a WRITE that were sent before may still arrive at the peer a little
+/// later, as after TE_STATE_TIMEOUT. The batch takes no more requests: free it.
+te_status te_batch_cancel(te_engine *engine,
+                          te_batch batch);
 
 /// Gives a file descriptor for poll() and the like. It becomes readable each time that no request of the
-/// batch is under way any more; read its 8 bytes before the next submit.
+/// batch is under way any more, not before the first submit; read its 8 bytes before the next submit. It does
+/// not block, and is closed by exec.
 ///
 /// The descriptor belongs to the batch, which closes it when it is freed. Errors: TE_ERR_LIMIT if there are
 /// too many open files.

@@ -132,7 +132,14 @@ impl Engine {
         if let Err(error) = limits::raise_open_files() {
             tracing::info!("the limit on open files stays as it is: {error}");
         }
-        let host = match HostPort::parse(&options.server_name, config.handshake_port).host {
+        // The port is drawn, so one that is given, right or wrong, is of no consequence.
+        let given = HostPort::parse_host(&options.server_name);
+        if given.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+            let text =
+                format!("'{}' is no host name: the server's name is what peers connect to", options.server_name.escape_debug());
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let host = match given {
             host if !host.is_empty() => host,
             _ => match find_local_address(config.use_ipv6) {
                 Some(address) => address.to_string(),

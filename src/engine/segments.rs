@@ -117,7 +117,13 @@ impl Segments {
             return Ok(segment);
         }
         let address = HostPort::parse(name, self.fetcher.default_port);
-        let descriptor = self.fetcher.fetch(&address)?;
+        let descriptor = self.fetcher.fetch(&address).map_err(|error| match HostPort::has_port(name) {
+            true => error,
+            false => {
+                let hint = "the name has no port, so the default was tried; give all of the address that the peer's engine has";
+                Error::quiet(error.code(), format!("{}; {hint}", error.message()))
+            }
+        })?;
         let mut table = self.table.write();
         // Another thread may have been faster.
         if let Some(segment) = table.by_name.get(name).and_then(|id| table.by_id.get(id)) {

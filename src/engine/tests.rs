@@ -50,6 +50,24 @@ fn states(statuses: &[TaskStatus]) -> Vec<State> {
 }
 
 #[test]
+fn names_that_are_no_hosts_are_refused_and_ports_are_drawn() {
+    let create = |name: &str| {
+        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: name.into(), auto_discover: false };
+        Engine::create(&options, Config::default())
+    };
+    for name in ["a b", "127.0.0.1 :1", "x/y", "a\nb"] {
+        assert_eq!(create(name).err().unwrap().code(), Code::InvalidArgument, "{name:?}");
+    }
+    for (name, host) in
+        [("127.0.0.1:7", "127.0.0.1:"), ("localhost", "localhost:"), ("[::1]:9", "[::1]:"), ("127.0.0.1:x", "127.0.0.1:")]
+    {
+        assert!(create(name).unwrap().name().starts_with(host), "{name}");
+    }
+    let error = create("127.0.0.1").unwrap().open_segment("127.0.0.1").unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "no transport yet");
+}
+
+#[test]
 fn bytes_arrive_in_both_directions_at_all_sizes() {
     for config in [Config::default(), Config { tcp_force_v1: true, ..Config::default() }] {
         let (target, initiator) = (engine(&config), engine(&config));

@@ -35,6 +35,11 @@ impl HostPort {
         HostPort { host: host.into(), port }
     }
 
+    /// The host of such a text alone.
+    pub fn parse_host(text: &str) -> String {
+        split(text).0.into()
+    }
+
     /// Whether the text carries a valid port of its own.
     pub fn has_port(text: &str) -> bool {
         split(text).1.and_then(parse_port).is_some()

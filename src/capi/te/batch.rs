@@ -80,10 +80,11 @@ pub unsafe extern "C" fn te_batch_create(engine: *mut te_engine, capacity: usize
 ///
 /// `requests` is an array with elements of `request_size` bytes, sizeof(te_transfer_request); it may be
 /// reused after the call, but the memory that it names belongs to the engine until each request is over.
-/// `options` may be NULL. May be called again until the batch is full, also while earlier requests run.
+/// `options` may be NULL. May be called again until the batch is full or cancelled, also while earlier requests
+/// run.
 ///
-/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, else as for
-/// te_batch_transfer. Requests that fail after that tell so by their own status. A notification that cannot
+/// On failure nothing is started: TE_ERR_TOO_MANY_REQUESTS if the batch has not that much room, TE_ERR_CANCELED
+/// if it was cancelled, else as for te_batch_transfer. Requests that fail after that tell so by their own status. A notification that cannot
 /// be sent is told in the log only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_submit(
@@ -193,7 +194,9 @@ pub unsafe extern "C" fn te_batch_wait(
 }
 
 /// Asks for the end of all requests of a batch that are under way. They end within a fraction of a second, as
-/// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that.
+/// TE_STATE_CANCELED unless they were over before; te_batch_wait waits for that. Then the engine does not touch
+/// local memory for them any more; bytes of a WRITE that were sent before may still arrive at the peer a little
+/// later, as after TE_STATE_TIMEOUT. The batch takes no more requests: free it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_batch_cancel(engine: *mut te_engine, batch: te_batch) -> te_status {
     with(engine, |engine| {
@@ -203,7 +206,8 @@ pub unsafe extern "C" fn te_batch_cancel(engine: *mut te_engine, batch: te_batch
 }
 
 /// Gives a file descriptor for poll() and the like. It becomes readable each time that no request of the
-/// batch is under way any more; read its 8 bytes before the next submit.
+/// batch is under way any more, not before the first submit; read its 8 bytes before the next submit. It does
+/// not block, and is closed by exec.
 ///
 /// The descriptor belongs to the batch, which closes it when it is freed. Errors: TE_ERR_LIMIT if there are
 /// too many open files.

@@ -23,7 +23,7 @@ pub const TE_PUBLISH_NOW: u32 = 0;
 /// Peers learn of the change with the next one that is published. Saves time where a metadata server is slow.
 pub const TE_PUBLISH_LATER: u32 = 1;
 
-/// As TE_REGISTER_REFCOUNT says.
+/// As the environment variable TE_REGISTER_REFCOUNT says; without it, as TE_REFERENCES_OFF.
 pub const TE_REFERENCES_DEFAULT: u32 = 0;
 /// Registering the same range, location and access again succeeds, and it stays until it has been
 /// unregistered as often.
@@ -84,7 +84,8 @@ pub struct te_memory_region {
     pub access: u32,
     /// Zero.
     pub reserved: u32,
-    /// Where the memory is, with a NUL at its end; longer texts are cut.
+    /// Where the memory is, with a NUL at its end; longer texts are cut. For memory of a peer over TCP it is the
+    /// peer's name: the protocol does not tell more.
     pub location: [c_char; 64],
 }
 

@@ -1,7 +1,7 @@
 //! Segments
 //!
 //! A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
-//! engine that opened it, for as long as that engine lives. The engine keeps what it knows of a segment, and
+//! engine that opened it, for as long as that engine lives (or removeLocalSegment is called for it). The engine keeps what it knows of a segment, and
 //! looks anew by itself when a transfer fails because the peer has changed or was started again.
 
 use std::ffi::c_char;

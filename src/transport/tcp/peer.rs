@@ -591,8 +591,11 @@ impl Peer {
     }
 
     pub fn timed_out(&self, slice: &Slice) -> Error {
-        let limit = slice.deadline.stall;
-        Error::new(Code::Timeout, format!("{} gave no answer in time (at most {limit:?} without progress)", self.what(slice)))
+        let why = match slice.deadline.absolute {
+            Some(deadline) if deadline <= Instant::now() => "did not end by its deadline".to_string(),
+            _ => format!("made no progress for {:?}", slice.deadline.stall),
+        };
+        Error::new(Code::Timeout, format!("{} {why}; is the peer alive, and the time enough?", self.what(slice)))
     }
 
     pub fn broke(&self, slice: &Slice, reason: &str, version: Version) -> Error {
