@@ -8,6 +8,9 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 BUILD := $(CURDIR)/build
 STAGE := $(BUILD)/stage
 
+# Also for the makefiles that cmake writes.
+MAKEFLAGS += --no-print-directory
+
 # Where "make install" puts things. LIBDIR may be what the distribution uses, such as /usr/lib/x86_64-linux-gnu.
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
@@ -43,6 +46,7 @@ help:
 	@echo 'make clean           remove build/ and target/'
 
 build:
+	@scripts/setup build
 	$(CARGO) build --release --locked --workspace
 
 # Only when a source is newer than what was built: "sudo make install" must not need cargo.
@@ -57,6 +61,10 @@ fill = sed -e 's|@VERSION@|$(VERSION)|g' \
 	-e 's|@PREFIX_FROM_LIBDIR@|$(PREFIX_FROM_LIBDIR)|g' \
 	-e 's|@STATIC_LINK_FLAGS@|$(addprefix -l,$(STATIC_LIBRARIES))|g' \
 	-e 's|@STATIC_LIBRARIES@|$(subst $(eval ) ,;,$(STATIC_LIBRARIES))|g'
+
+# The loader finds a new library in a directory of the system only by its cache. Staged files are not the system's.
+update_loader_cache = $(if $(DESTDIR)$(filter $(BUILD)/%,$(abspath $(LIBDIR))),,\
+	@PATH="$$PATH:/usr/sbin:/sbin"; if [ "$$(id -u)" -eq 0 ] && command -v ldconfig >/dev/null; then ldconfig >/dev/null 2>&1 || true; fi)
 
 INSTALLED := \
 	$(LIBDIR)/libtransfer_engine.so $(LIBDIR)/libtransfer_engine.a \
@@ -79,15 +87,17 @@ install: $(ARTEFACTS)
 		$(fill) cmake/TransferEngine$$file.cmake.in > '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine/'TransferEngine$$file.cmake || exit 1; \
 	done
 	$(fill) cmake/transfer_engine.pc.in > '$(DESTDIR)$(LIBDIR)/pkgconfig/transfer_engine.pc'
+	$(update_loader_cache)
 
 uninstall:
 	rm -f $(foreach file,$(INSTALLED),'$(DESTDIR)$(file)')
 	-rmdir --ignore-fail-on-non-empty '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine' '$(DESTDIR)$(DOCDIR)'
+	$(update_loader_cache)
 
 # What the demo and the tests use: never the build tree.
 stage: build
 	@rm -rf $(STAGE)
-	@$(MAKE) --no-print-directory -s install PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR=
+	@$(MAKE) -s install PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR=
 	@echo 'Installed into $(STAGE)'
 
 clean:
@@ -97,7 +107,7 @@ clean:
 
 demo:
 	@scripts/setup demo
-	@$(MAKE) --no-print-directory stage
+	@$(MAKE) stage
 	cmake -S demo -B $(BUILD)/demo -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(STAGE)
 	cmake --build $(BUILD)/demo
 	$(BUILD)/demo/demo
@@ -114,6 +124,8 @@ setup-test:
 	@scripts/setup test
 
 lint:
+	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
+		grep -qF "Rust $$version or later" README.md || { echo "README.md must say: Rust $$version or later" >&2; exit 1; }
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 

@@ -28,6 +28,7 @@ int main(int argc, char **argv) {
         te_transfer_options options = {.struct_size = sizeof options, .notify_name = "greeting", .notify_message = ""};
         DO(te_open_segment(engine, argv[1], &peer));
         DO(te_list_segment_memory(engine, peer, &target, sizeof target, 1, &count));
+        if (count == 0) { fprintf(stderr, "%s offers no memory\n", argv[1]); return 1; }
         te_transfer_request request = {
             .opcode = TE_WRITE, .local = (void *)text, .segment = peer, .remote_addr = target.addr, .length = sizeof text};
         DO(te_batch_transfer(engine, &request, sizeof request, 1, &options, NULL, 0));
