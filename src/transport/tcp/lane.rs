@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::attendance;
 use super::io_loop::{IoLoop, Source};
 use super::peer::Peer;
 use super::wire::{self, HEADER_LENGTH, Header, STATUS_LENGTH, Version};
@@ -556,7 +557,7 @@ impl Lane {
     /// Decides who receives the replies.
     fn attend_or_not(&self, state: &mut State) {
         let attendance = self.peer.attendance();
-        let may_be = state.phase == Phase::Open && self.version == Version::V2;
+        let may_be = state.phase == Phase::Open && self.version == Version::V2 && self.load() <= attendance::MOST_BYTES;
         if state.attended && !may_be {
             state.attended = false;
             attendance.leave(self);
