@@ -175,7 +175,7 @@ mod tests {
             ("src/error.rs", "error"),
             ("src/registry/mod.rs", "registry"),
             ("src/transport/tcp/lane.rs", "transport::tcp::lane"),
-            ("/home/src/engine/src/transport/tcp/mod.rs", "transport::tcp"),
+            ("/build/engine/src/transport/tcp/mod.rs", "transport::tcp"),
             ("elsewhere.c", "elsewhere.c"),
         ] {
             assert_eq!(Room(file).to_string(), module);
