@@ -62,7 +62,8 @@ static void *serve_names(void *listener) {
             int size = snprintf(json, sizeof json,
                                 "{\"buffers\":[{\"addr\":%llu,\"length\":%d,\"name\":\"x\"}],\"name\":\"127.0.0.1:1\",\"protocol\":\"tcp\","
                                 "\"tcp_data_port\":%d,\"tcp_proto_version\":%d}\n",
-                                REMOTE, 64 << 20, __atomic_load_n(&data_port, __ATOMIC_ACQUIRE), protocol_version);
+                                REMOTE, 64 << 20, __atomic_load_n(&data_port, __ATOMIC_ACQUIRE),
+                                __atomic_load_n(&protocol_version, __ATOMIC_ACQUIRE));
             length = (uint64_t)size + 1;
             memcpy(frame, &length, sizeof length);
             frame[8] = request[0];
@@ -162,14 +163,15 @@ static void every_kind_of_end_is_the_end_of_the_transfer(void) {
     listeners[1] = listen_somewhere(&data_port);
     OK(pthread_create(&threads[0], NULL, serve_names, &listeners[0]));
     OK(pthread_create(&threads[1], NULL, serve_data, &listeners[1]));
-    for (protocol_version = 1; protocol_version <= 2; protocol_version++) {
+    for (int version = 1; version <= 2; version++) {
+        __atomic_store_n(&protocol_version, version, __ATOMIC_RELEASE);
         for (int what = 0; what < BEHAVIOURS; what++) {
             char name[64];
             te_segment segment;
             te_transfer_options options = make_transfer_options();
             __atomic_store_n(&behaviour, what, __ATOMIC_RELEASE);
             /* A name is asked for once: each round has its own way to say 127.0.0.1 port so-and-so. */
-            snprintf(name, sizeof name, "127.0.0.1:%0*d", 6 + protocol_version * BEHAVIOURS + what, port);
+            snprintf(name, sizeof name, "127.0.0.1:%0*d", 6 + version * BEHAVIOURS + what, port);
             OK(te_open_segment(engine, name, &segment));
             options.stall_timeout_ms = 400;
             for (int opcode = TE_READ; opcode <= TE_WRITE; opcode++) {
@@ -178,9 +180,9 @@ static void every_kind_of_end_is_the_end_of_the_transfer(void) {
                 int connections_before = __atomic_load_n(&connections, __ATOMIC_RELAXED);
                 te_status status = te_batch_transfer(engine, &request, sizeof request, 1, &options, NULL, 0);
                 /* Version 1 has no answers: what closed in good order after all was read has confirmed it. */
-                int confirmed = protocol_version == 1 && opcode == TE_WRITE &&
+                int confirmed = version == 1 && opcode == TE_WRITE &&
                                 (what == CLOSES_IN_REPLY || what == SILENT || what == REFUSES || what == HALF_CLOSES_AFTER_HEADER);
-                if (!confirmed && status >= 0) fprintf(stderr, "version %d, behaviour %d, opcode %d\n", protocol_version, what, opcode);
+                if (!confirmed && status >= 0) fprintf(stderr, "version %d, behaviour %d, opcode %d\n", version, what, opcode);
                 if (!confirmed) REFUSED(status);
                 CHECK(now() - start < 5);
                 CHECK(__atomic_load_n(&connections, __ATOMIC_RELAXED) - connections_before <= 4);
@@ -192,7 +194,6 @@ static void every_kind_of_end_is_the_end_of_the_transfer(void) {
             others_still_move();
         }
     }
-    protocol_version = 2;
     for (int i = 0; i < 2; i++) {
         shutdown(listeners[i], SHUT_RDWR);
         OK(pthread_join(threads[i], NULL));
