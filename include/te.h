@@ -334,10 +334,12 @@ te_status te_register_local_memory(te_engine *engine,
 /// Unregisters the memory that was registered at `addr`, the first byte of its range.
 ///
 /// It refuses new transfers on the memory at once, ends those under way within a fraction of a second, and
-/// then releases it. After 0, neither peers nor this engine touch it. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
+/// then releases it. After 0, neither peers nor this engine touch it. Call it before the memory is unmapped:
+/// what is mapped at a registered address later is open to peers as well. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
 /// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
 /// can be repeated; TE_ERR_METADATA if peers could not be told, though the memory is released.
-te_status te_unregister_local_memory(te_engine *engine, void *addr);
+te_status te_unregister_local_memory(te_engine *engine,
+                                     void *addr);
 
 /// Registers `count` ranges with the same options: all of them or, on failure, none. Peers are told once.
 ///
