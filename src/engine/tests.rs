@@ -333,6 +333,55 @@ fn unregistering_local_memory_ends_the_transfers_that_use_it() {
     assert!(initiator.regions().is_empty());
 }
 
+/// Polls small transfers to their end without pause, so that the callers' threads have come to receive the replies.
+fn poll_for_a_while(initiator: &Engine, request: Request) {
+    for _ in 0..200 {
+        let batch = initiator.allocate_batch(1).unwrap();
+        initiator.submit(&batch, &[request], None, Default::default()).unwrap();
+        while batch.task_status(0).unwrap().state == State::Waiting {
+            std::hint::spin_loop();
+        }
+        assert_eq!(batch.status().state, State::Completed);
+        initiator.free_batch(batch.id()).unwrap();
+    }
+}
+
+#[test]
+fn transfers_end_whoever_looks_or_does_not() {
+    // One I/O thread: nobody else looks while it keeps the time.
+    let config = Config { tcp_io_threads: 1, ..Config::default() };
+    let (target, initiator) = (engine(&config), engine(&config));
+    let (theirs, ours) = (Memory(vec![0; 4096]), Memory::new(4096));
+    target.register(theirs.range(0, 4096), &options()).unwrap();
+    let segment = initiator.open_segment(&target.name()).unwrap();
+    let request = write(ours.range(0, 100), segment, theirs.address());
+    for _ in 0..5 {
+        // Nobody polls any more.
+        poll_for_a_while(&initiator, request);
+        let batch = initiator.allocate_batch(1).unwrap();
+        let before = initiator.counters().tasks_completed.get();
+        initiator.submit(&batch, &[request], None, Default::default()).unwrap();
+        let limit = Instant::now() + Duration::from_secs(20);
+        while initiator.counters().tasks_completed.get() == before {
+            assert!(Instant::now() < limit, "nobody receives the reply");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Somebody waits, and parks.
+        poll_for_a_while(&initiator, request);
+        let batch = initiator.allocate_batch(1).unwrap();
+        initiator.submit(&batch, &[request], None, Default::default()).unwrap();
+        assert!(batch.wait(Some(Duration::from_secs(20))));
+        // Somebody waits for a descriptor while others poll.
+        let watched = initiator.allocate_batch(2).unwrap();
+        watched.event_fd().unwrap();
+        initiator.submit(&watched, &[request], None, Default::default()).unwrap();
+        poll_for_a_while(&initiator, request);
+        assert!(watched.wait(Some(Duration::from_secs(20))));
+        assert_eq!(batch.status().state, State::Completed);
+    }
+    assert!(initiator.counters().connections_opened.get() <= config.tcp_lanes_per_peer as u64);
+}
+
 #[test]
 fn destroying_an_engine_wakes_waiters_and_ends_batches() {
     let config = Config::default();
