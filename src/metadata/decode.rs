@@ -487,18 +487,4 @@ mod tests {
         }
         assert_eq!(Arc::strong_count(&buffers[0].name), 32_768);
     }
-
-    /// `cargo test --release -- --ignored --nocapture` prints what decoding costs.
-    #[test]
-    #[ignore = "a measurement"]
-    fn measure_decoding_of_65536_buffers() {
-        let entries = (1..=65_536u64)
-            .map(|i| format!(r#"{{"addr":{},"length":4096,"name":"127.0.0.1:15432"}}"#, 140_000_000_000_000 + i * 4096));
-        let text = format!(r#"{{"protocol":"tcp","buffers":[{}]}}"#, entries.collect::<Vec<_>>().join(","));
-        for _ in 0..5 {
-            let start = std::time::Instant::now();
-            let descriptor = decode(&text).unwrap();
-            println!("{} buffers, {} bytes: {:?}", descriptor.buffers.len(), text.len(), start.elapsed());
-        }
-    }
 }

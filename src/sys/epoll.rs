@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What to be told of about a descriptor. Level-triggered unless [`Interest::edge`] was asked for. Errors and hang-ups are always
+/// What to be told of about a descriptor. Level-triggered. Errors and hang-ups are always
 /// reported, also for [`Interest::NONE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(u32);
@@ -22,16 +22,6 @@ impl Interest {
     pub const WRITE: Interest = Interest(libc::EPOLLOUT as u32);
     /// Both.
     pub const READ_WRITE: Interest = Interest((libc::EPOLLIN | libc::EPOLLOUT) as u32);
-
-    /// Tells of changes only: after an event, read or write until `WouldBlock`.
-    pub const fn edge(self) -> Interest {
-        Interest(self.0 | libc::EPOLLET as u32)
-    }
-
-    /// Tells once, to one of the waiting threads; then the descriptor is silent until [`Epoll::modify`].
-    pub const fn once(self) -> Interest {
-        Interest(self.0 | libc::EPOLLONESHOT as u32)
-    }
 }
 
 /// One thing that happened to one descriptor.
@@ -82,7 +72,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, descriptor, interest, token)
     }
 
-    /// Changes what is reported of a descriptor, and arms it again if it was [`Interest::once`].
+    /// Changes what is reported of a descriptor.
     pub fn modify(&self, descriptor: &impl AsFd, interest: Interest, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, descriptor, interest, token)
     }
@@ -162,20 +152,6 @@ mod tests {
         assert_eq!(wait(&epoll, 1000), expected);
         near.read_exact(&mut [0]).unwrap();
         assert_eq!(wait(&epoll, 0), []);
-    }
-
-    #[test]
-    fn edge_and_once_tell_a_single_time() {
-        for interest in [Interest::READ.edge(), Interest::READ.once()] {
-            let epoll = Epoll::new().unwrap();
-            let (near, mut far) = UnixStream::pair().unwrap();
-            epoll.add(&near, interest, 1).unwrap();
-            far.write_all(b"x").unwrap();
-            assert_eq!(wait(&epoll, 1000).len(), 1);
-            assert_eq!(wait(&epoll, 0), []);
-            epoll.modify(&near, interest, 2).unwrap();
-            assert_eq!(wait(&epoll, 1000)[0].token, 2);
-        }
     }
 
     #[test]

@@ -246,11 +246,6 @@ impl Batch {
         self.id
     }
 
-    /// Most tasks it can hold.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// Tasks submitted so far.
     pub fn len(&self) -> usize {
         count(&self.submissions.read())

@@ -72,7 +72,7 @@ pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, eng
             Config::from_environment(),
         )?;
         let protocol = transport.unwrap_or("tcp");
-        if !protocol.is_empty() && !created.has_transport(protocol) {
+        if !protocol.is_empty() {
             created.install_transport(protocol, topology).inspect_err(|_| created.shutdown())?;
         }
         let key = handle::insert(created);
@@ -120,6 +120,6 @@ pub unsafe extern "C" fn te_install_transport(
     with(engine, |engine| {
         // SAFETY: the caller passes NULL or NUL-terminated texts.
         let (protocol, topology) = unsafe { (text::read(protocol, "protocol")?, text::read_optional(topology, "topology")?) };
-        if engine.has_transport(protocol) { Ok(()) } else { engine.install_transport(protocol, topology) }
+        engine.install_transport(protocol, topology)
     })
 }
