@@ -25,12 +25,7 @@ pub struct Gather<'a> {
 
 impl<'a> Default for Gather<'a> {
     fn default() -> Self {
-        Gather {
-            pieces: [const { MaybeUninit::uninit() }; MAX_PIECES],
-            count: 0,
-            length: 0,
-            borrowed: PhantomData,
-        }
+        Gather { pieces: [const { MaybeUninit::uninit() }; MAX_PIECES], count: 0, length: 0, borrowed: PhantomData }
     }
 }
 
@@ -167,7 +162,8 @@ pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
 
 fn receive(socket: &impl AsFd, buffer: *mut libc::c_void, length: usize, flags: libc::c_int) -> io::Result<usize> {
     // SAFETY: `buffer` has room for `length` bytes.
-    retry(|| unsafe { libc::recv(socket.as_fd().as_raw_fd(), buffer, length, flags | libc::MSG_DONTWAIT) }).map(|bytes| bytes as usize)
+    retry(|| unsafe { libc::recv(socket.as_fd().as_raw_fd(), buffer, length, flags | libc::MSG_DONTWAIT) })
+        .map(|bytes| bytes as usize)
 }
 
 #[cfg(test)]

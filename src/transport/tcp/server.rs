@@ -33,8 +33,8 @@ use super::io_loop::{IoLoop, Source};
 use super::wire::{self, HEADER_LENGTH, Header, STATUS_LENGTH, Version};
 use crate::registry::{Access, Guards, Refusal, View};
 use crate::sys::MemoryRange;
-use crate::sys::memory::store_checked;
 use crate::sys::epoll::Interest;
+use crate::sys::memory::store_checked;
 use crate::sys::socket::{self, Gather, Scatter};
 use crate::transport::Opcode;
 
