@@ -1,14 +1,18 @@
 //! Plain sockets over the loopback address: what the machine itself can do, as the limit beside the engine's figures.
 //!
-//! A client says in a header of three 64-bit numbers how long its messages are, how many come, and whether each is acknowledged by
-//! one byte, or only the last. Buffers are as large as the messages, as with the engine, so that caches do not flatter the sockets.
+//! A client says in a header of four 64-bit numbers how long its messages are, how many come, into how many buffers they go in turn,
+//! and whether each is acknowledged by one byte, or only the last. The server answers by one byte when its buffers are there. Both
+//! sides use as many buffers of the same size as the engine in the same place, so that caches do not flatter the sockets.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Serves any number of connections on threads of their own, until the process ends. Returns the port. Longer messages than
-/// `longest` are refused.
+use serde::Serialize;
+
+/// Serves any number of connections on threads of their own, until the process ends. Returns the port. More than `longest` bytes of
+/// buffers are refused.
 pub fn serve(longest: usize) -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
@@ -25,16 +29,21 @@ pub fn serve(longest: usize) -> io::Result<u16> {
 
 fn serve_one(mut stream: TcpStream, longest: usize) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut header = [0; 24];
+    let mut header = [0; 32];
     while stream.read_exact(&mut header).is_ok() {
         let number = |index: usize| u64::from_le_bytes(header[index * 8..][..8].try_into().expect("eight bytes"));
-        let (size, count, each) = (number(0) as usize, number(1), number(2) != 0);
-        if size > longest {
+        let (size, count, buffers, each) = (number(0) as usize, number(1), number(2) as usize, number(3) != 0);
+        let fits = size.checked_mul(buffers).is_some_and(|bytes| bytes > 0 && bytes <= longest);
+        if !fits {
             return Err(io::Error::from(io::ErrorKind::InvalidData));
         }
-        let mut buffer = vec![0; size];
+        // Not zeros: their pages would be made while they are received into.
+        let mut memory = vec![1; size * buffers];
+        stream.write_all(&[1])?;
+        let mut places = (0..buffers).cycle();
         for left in (0..count).rev() {
-            stream.read_exact(&mut buffer)?;
+            let place = places.next().unwrap_or_default() * size;
+            stream.read_exact(&mut memory[place..place + size])?;
             if each || left == 0 {
                 stream.write_all(&[1])?;
             }
@@ -43,18 +52,28 @@ fn serve_one(mut stream: TcpStream, longest: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// How a client waits for the answer.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// How whoever submits waits for the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Waiting {
     /// Asks again and again.
     Polling,
-    /// Sleeps until the kernel wakes it.
+    /// Sleeps until it is woken.
     Parked,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Waiting::Polling => "polling",
+            Waiting::Parked => "parked",
+        })
+    }
 }
 
 /// Microseconds of each of `count` round trips: a message of `size` bytes there, one byte back.
 pub fn round_trips(port: u16, size: usize, count: u64, waiting: Waiting) -> io::Result<Vec<f64>> {
-    let mut stream = connect(port, size, count, true)?;
+    let mut stream = connect(port, size, count, 1, true)?;
     stream.set_nonblocking(waiting == Waiting::Polling)?;
     let message = vec![0; size];
     let mut times = Vec::with_capacity(count as usize);
@@ -81,19 +100,23 @@ fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// MB/s (10^6) of `streams` connections that send messages of `size` bytes side by side, about `total` bytes in all.
-pub fn throughput(port: u16, size: usize, total: usize, streams: usize) -> io::Result<f64> {
+/// MB/s (10^6) of `streams` connections that send messages side by side, about `total` bytes in all: those in `memory`, of `size`
+/// bytes each, of which every stream takes its share and sends it again and again.
+pub fn throughput(port: u16, memory: &[u8], size: usize, total: usize, streams: usize) -> io::Result<f64> {
+    let messages: Vec<&[u8]> = memory.chunks_exact(size).collect();
+    let shares: Vec<&[&[u8]]> = messages.chunks(messages.len().div_ceil(streams)).cycle().take(streams).collect();
     let count = (total / streams / size).max(1) as u64;
-    let connections: Vec<TcpStream> = (0..streams).map(|_| connect(port, size, count, false)).collect::<io::Result<_>>()?;
-    let message = vec![0; size];
+    let connect = |share: &&[&[u8]]| connect(port, size, count, share.len(), false);
+    let connections: Vec<TcpStream> = shares.iter().map(connect).collect::<io::Result<_>>()?;
     let start = Instant::now();
     std::thread::scope(|scope| {
         let senders: Vec<_> = connections
             .into_iter()
-            .map(|mut stream| {
-                let message = &message;
+            .zip(&shares)
+            .map(|(mut stream, share)| {
                 scope.spawn(move || {
-                    (0..count).try_for_each(|_| stream.write_all(message))?;
+                    let mut messages = share.iter().cycle().take(count as usize);
+                    messages.try_for_each(|message| stream.write_all(message))?;
                     stream.read_exact(&mut [0])
                 })
             })
@@ -103,12 +126,13 @@ pub fn throughput(port: u16, size: usize, total: usize, streams: usize) -> io::R
     Ok((size as u64 * count * streams as u64) as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-fn connect(port: u16, size: usize, count: u64, each: bool) -> io::Result<TcpStream> {
+fn connect(port: u16, size: usize, count: u64, buffers: usize, each: bool) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    let header: Vec<u8> = [size as u64, count, u64::from(each)].into_iter().flat_map(u64::to_le_bytes).collect();
+    let header: Vec<u8> = [size as u64, count, buffers as u64, u64::from(each)].into_iter().flat_map(u64::to_le_bytes).collect();
     stream.write_all(&header)?;
+    stream.read_exact(&mut [0])?;
     Ok(stream)
 }
 
@@ -130,8 +154,10 @@ mod tests {
     #[test]
     fn streams_send_what_they_are_told() {
         let port = serve(1 << 20).unwrap();
-        assert!(throughput(port, 65536, 1 << 20, 2).unwrap() > 0.0);
-        assert!(throughput(port, 1 << 20, 1, 1).unwrap() > 0.0);
+        let memory = vec![0; 1 << 20];
+        for (bytes, size, total, streams) in [(1 << 20, 65536, 4 << 20, 2), (65536, 65536, 1 << 20, 2), (1 << 20, 1 << 20, 1, 1)] {
+            assert!(throughput(port, &memory[..bytes], size, total, streams).unwrap() > 0.0);
+        }
     }
 
     #[test]
