@@ -84,6 +84,22 @@ fn register_gives_all_figures_as_json() {
 }
 
 #[test]
+fn open_gives_every_number_of_regions_as_table_and_as_json() {
+    let arguments = ["bench", "open", "--regions", "3,1000", "--rounds", "2"];
+    let table = text(run(&arguments).stdout);
+    let rows = table.lines().filter(|line| line.matches("..").count() == 4);
+    let regions: Vec<&str> = rows.filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(regions, ["3", "1000"], "{table}");
+    assert!(table.contains("Noise: ") && table.lines().all(|line| line.chars().count() <= 120), "{table}");
+    let report: Value = serde_json::from_slice(&run(&[&arguments[..], &["--json"]].concat()).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["regions"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 1000]);
+    for row in rows {
+        ["open_ms", "first_transfer_ms", "both_ms", "second_transfer_ms"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+    }
+}
+
+#[test]
 fn transfer_prints_plain_sockets_and_every_cell() {
     let output = run(TRANSFER);
     let table = text(output.stdout);
@@ -153,8 +169,11 @@ struct Target {
 
 impl Target {
     fn start(memory: usize) -> (Target, Value) {
-        let mut child =
-            te(&["bench", "target", "--memory", &memory.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = te(&["bench", "target", "--memory", &memory.to_string(), "--region", &memory.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (requests, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut target = Target { child, requests, answers };
         let location = target.answer();

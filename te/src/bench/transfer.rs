@@ -256,7 +256,7 @@ struct Bench {
 impl Bench {
     fn start(memory: usize) -> Result<Bench, Box<dyn Error>> {
         eprintln!("starting the target");
-        let target = Target::start(memory)?;
+        let target = Target::start(memory, memory)?;
         let mut arena = Arena::new(memory)?;
         // Pages are there before anything is timed.
         fill(arena.bytes_mut(), 0);
