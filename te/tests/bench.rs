@@ -119,7 +119,7 @@ fn transfer_prints_plain_sockets_and_every_cell() {
     let expected: Vec<String> = expected.into_iter().map(|(_, cell)| cell).collect();
     assert_eq!(cells, expected, "{table}");
     let sockets = table.lines().skip_while(|line| !line.contains("polling, us")).skip(1).take(2);
-    assert!(sockets.clone().count() == 2 && sockets.clone().all(|line| line.matches("..").count() == 2), "{table}");
+    assert!(sockets.clone().count() == 2 && sockets.clone().all(|line| line.matches("..").count() == 3), "{table}");
     let streams = table.lines().skip_while(|line| !line.contains("buffers  ")).skip(1).take(4);
     assert!(streams.clone().count() == 4 && streams.clone().all(|line| line.matches("..").count() == 1), "{table}");
     assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
@@ -132,7 +132,9 @@ fn transfer_gives_all_figures_as_json() {
     let (raw, rows) = (report["raw"].as_array().unwrap(), report["rows"].as_array().unwrap());
     assert_eq!((raw.len(), rows.len()), (2, 12));
     for row in raw {
-        ["round_trip_polling_us", "round_trip_parked_us"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+        ["round_trip_polling_us", "round_trip_parked_us", "round_trip_alike_us"]
+            .iter()
+            .for_each(|figure| assert_is_spread(&row[figure]));
         let streams = row["two_streams"].as_array().unwrap();
         assert_eq!(streams.len(), 2);
         streams.iter().for_each(|streams| assert_is_spread(&streams["mb_per_s"]));
