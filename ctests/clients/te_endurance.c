@@ -13,14 +13,6 @@ static te_engine *engine;
 static te_segment segment;
 static unsigned char memory[1 << 16];
 
-static long resident_kilobytes(void) {
-    long total, resident;
-    FILE *file = fopen("/proc/self/statm", "r");
-    CHECK(file != NULL && fscanf(file, "%ld %ld", &total, &resident) == 2);
-    fclose(file);
-    return resident * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
 static void *transfer_a_little(void *unused) {
     (void)unused;
     for (int i = 0; i < 100; i++) {

@@ -5,18 +5,12 @@
 #include <pthread.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "child.h"
 #include "engine.h"
 #include "peer.h"
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec / 1e9;
-}
+#include "wire.h"
 
 static te_segment open_engine(te_engine *from, te_engine *to) {
     char address[256];
@@ -26,24 +20,11 @@ static te_segment open_engine(te_engine *from, te_engine *to) {
     return segment;
 }
 
-static struct sockaddr_in loopback(int port) {
-    struct sockaddr_in address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons((uint16_t)port);
-    return address;
-}
-
 /* A plain connection to the port that an engine is known by. */
-static int connect_to(te_engine *engine) {
+static int connect_to_engine(te_engine *engine) {
     char text[256];
     OK(te_engine_address(engine, text, sizeof text));
-    struct sockaddr_in address = loopback(atoi(strrchr(text, ':') + 1));
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(fd >= 0);
-    CHECK(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
-    return fd;
+    return connect_to(atoi(strrchr(text, ':') + 1));
 }
 
 /* --- ports ------------------------------------------------------------------------------------------------------------------- */
@@ -64,7 +45,11 @@ static void *create_one(void *engine) {
 }
 
 static void take_port(int port) {
-    struct sockaddr_in address = loopback(port);
+    struct sockaddr_in address;
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons((uint16_t)port);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
     if (bind(fd, (struct sockaddr *)&address, sizeof address) == 0) CHECK(listen(fd, 1) == 0);
@@ -173,7 +158,7 @@ static void idle_connections_keep_nobody_waiting(void) {
     te_engine *target = create_engine(), *initiator = create_engine();
     te_segment segment = open_engine(initiator, target);
     for (int i = 0; i < IDLE; i++) {
-        idle[i] = connect_to(target);
+        idle[i] = connect_to_engine(target);
         if (i % 2) CHECK(send(idle[i], "\x20\0\0\0", 4, MSG_NOSIGNAL) == 4); /* half a length */
     }
     for (int i = 0; i < 10; i++) {
@@ -191,9 +176,7 @@ static void idle_connections_keep_nobody_waiting(void) {
 static size_t send_frame(te_engine *to, uint64_t length, const char *bytes, size_t size) {
     char answer[4096];
     size_t received = 0;
-    int fd = connect_to(to);
-    struct timeval limit = {10, 0};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    int fd = connect_to_engine(to);
     /* It may hang up before all is sent. */
     if (send(fd, &length, sizeof length, MSG_NOSIGNAL) == sizeof length && size > 0) {
         if (send(fd, bytes, size, MSG_NOSIGNAL) < 0) CHECK(errno == EPIPE || errno == ECONNRESET);
@@ -204,14 +187,6 @@ static size_t send_frame(te_engine *to, uint64_t length, const char *bytes, size
     CHECK(got == 0 || errno == ECONNRESET);
     close(fd);
     return received;
-}
-
-static long resident_kilobytes(void) {
-    long total, resident;
-    FILE *file = fopen("/proc/self/statm", "r");
-    CHECK(file != NULL && fscanf(file, "%ld %ld", &total, &resident) == 2);
-    fclose(file);
-    return resident * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
 static void odd_frames_do_no_harm(void) {
@@ -268,7 +243,7 @@ static void a_frame_may_come_in_drops(void) {
     static const char frame[] = "\3\0\0\0\0\0\0\0\3{}";
     char answer[64];
     te_engine *engine = create_engine();
-    int fd = connect_to(engine);
+    int fd = connect_to_engine(engine);
     for (size_t i = 0; i < sizeof frame - 1; i++) {
         CHECK(send(fd, frame + i, 1, MSG_NOSIGNAL) == 1);
         usleep(5000);

@@ -1,13 +1,12 @@
 /* te.h: transfers, batches and notifications between two processes. */
-#include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
 #include "peer.h"
+#include "wire.h"
 
 enum { LOCAL_LENGTH = 32 << 20 };
 
@@ -43,12 +42,6 @@ static te_transfer_result task_result(te_batch batch, size_t task) {
     result.struct_size = sizeof result;
     OK(te_batch_task_status(engine, batch, task, &result));
     return result;
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec / 1e9;
 }
 
 static void the_peers_memory_is_listed_in_registration_order(void) {
@@ -410,24 +403,12 @@ static void a_peer_may_die_amid_traffic(void) {
 /* A name that can be given to another process: a port that passes on what is said to it to the port of the present bearer. */
 static int name_port, bearer_port;
 
-static int connect_to(int port) {
-    struct sockaddr_in address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons((uint16_t)port);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
-    close(fd);
-    return -1;
-}
-
 static void *pass_on(void *listener) {
     for (;;) {
         char bytes[4096];
         int ends[2];
         if ((ends[0] = accept(*(int *)listener, NULL, NULL)) < 0) return NULL;
-        ends[1] = connect_to(__atomic_load_n(&bearer_port, __ATOMIC_ACQUIRE));
+        ends[1] = try_to_connect(__atomic_load_n(&bearer_port, __ATOMIC_ACQUIRE));
         for (int open = 2; open > 0 && ends[1] >= 0;) {
             struct pollfd events[2] = {{ends[0], POLLIN, 0}, {ends[1], POLLIN, 0}};
             CHECK(poll(events, 2, 10000) > 0);
@@ -445,15 +426,7 @@ static void *pass_on(void *listener) {
 
 static int start_passing_on(pthread_t *thread) {
     static int listener;
-    struct sockaddr_in address;
-    socklen_t size = sizeof address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    listener = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 16) == 0);
-    CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
-    name_port = ntohs(address.sin_port);
+    listener = listen_somewhere(&name_port);
     OK(pthread_create(thread, NULL, pass_on, &listener));
     return listener;
 }
