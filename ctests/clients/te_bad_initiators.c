@@ -151,7 +151,7 @@ static void every_kind_of_initiator_lets_go_of_the_memory(void) {
         }
     }
     /* Connections go with those who made them. */
-    expect_entries(files, "/proc/self/fd");
+    expect_at_most_entries(files, "/proc/self/fd");
     unsigned char expected[MARGIN];
     fill(expected, MARGIN, 1);
     CHECK(memcmp(memory.before, expected, MARGIN) == 0);
@@ -186,7 +186,7 @@ static void initiators_may_be_killed_and_come_back(void) {
         usleep(20000);
         expect_untouched(memory.wanted, LENGTH);
     }
-    expect_entries(files, "/proc/self/fd");
+    expect_at_most_entries(files, "/proc/self/fd");
 }
 
 static void a_stopped_initiator_holds_nothing(void) {

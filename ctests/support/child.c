@@ -40,6 +40,11 @@ void expect_entries(int expected, const char *directory) {
     EXPECT(expected, count_entries(directory));
 }
 
+void expect_at_most_entries(int limit, const char *directory) {
+    for (int i = 0; i < 5000 && count_entries(directory) > limit; i++) usleep(1000);
+    if (count_entries(directory) > limit) EXPECT(limit, count_entries(directory));
+}
+
 long resident_kilobytes(void) {
     long total, resident;
     FILE *file = fopen("/proc/self/statm", "r");

@@ -12,6 +12,9 @@ int count_entries(const char *directory);
 /* Waits up to 5 s until it has that many entries: threads are gone from /proc a moment after they were joined. */
 void expect_entries(int expected, const char *directory);
 
+/* Waits up to 5 s until it has at most that many entries: what peers have ended goes a moment later. */
+void expect_at_most_entries(int limit, const char *directory);
+
 /* Memory of this process that is in use now, in KiB. */
 long resident_kilobytes(void);
 

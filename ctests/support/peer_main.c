@@ -42,7 +42,7 @@ static void tell_notification(void) {
     }
 }
 
-/* Starts transfers in both directions between the large region and memory of the engine of that address. */
+/* Starts transfers in both directions, from the first half of the large region and to its second, with memory of the engine of that address. */
 static te_status begin(const char *address, uint64_t remote, size_t length, size_t count) {
     te_segment segment = 0;
     te_batch batch = 0;
@@ -51,7 +51,7 @@ static te_status begin(const char *address, uint64_t remote, size_t length, size
     if (status == 0) status = te_batch_create(engine, count, &batch);
     for (size_t i = 0; i < count; i++) {
         requests[i].opcode = i % 2 ? TE_READ : TE_WRITE;
-        requests[i].local = base + PEER_LARGE;
+        requests[i].local = base + PEER_LARGE + i % 2 * (PEER_LARGE_LENGTH / 2);
         requests[i].segment = segment;
         requests[i].remote_addr = remote;
         requests[i].length = length;
