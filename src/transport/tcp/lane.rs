@@ -1009,7 +1009,7 @@ fn memory_fault(slice: &Slice, what: &str) -> Error {
     Error::new(
         Code::Fault,
         format!(
-            "local memory [{:#x}, +{}) cannot be {what}: it is not mapped, or not with that access; give mapped memory and keep it mapped until the transfer has ended",
+            "local memory [{:#x}, +{}) cannot be {what}: it is not mapped, not with that access, or memory of a GPU, which this version does not support; give mapped memory and keep it mapped until the transfer has ended",
             slice.local.address(),
             slice.local.length()
         ),
