@@ -1,8 +1,10 @@
 /* te.h: what is refused, and that refusing is all that happens: null and hostile pointers, dead handles, odd sizes, fork. */
 #include <pthread.h>
+#include <transfer_engine_c.h>
 
 #include "child.h"
 #include "engine.h"
+#include "wire.h"
 
 static void versions_and_names(void) {
     CHECK(strcmp(te_version(), TE_TEST_VERSION) == 0);
@@ -193,20 +195,51 @@ static void structs_may_grow(void) {
     OK(te_engine_destroy(engine));
 }
 
+static void create_and_destroy(void) { OK(te_engine_destroy(create_engine())); }
+
+/* Whether the scheme is unknown, the server unreachable or the text no text: an error with a reason in good time, and nothing is left. */
 static void creation_fails_in_bounded_time_with_a_reason(void) {
+    static char long_text[64 << 10];
+    memset(long_text, 'x', sizeof long_text - 1);
+    const char *const servers[] = {"nothing://127.0.0.1:1", "", " ", "p2phandshake", "P2PHANDSHAKE ", "127.0.0.1:1", "http://127.0.0.1:1/metadata",
+                                   "https://127.0.0.1:1", "http://", "http://no.such.host.invalid/metadata", "redis://127.0.0.1:1",
+                                   "etcd://127.0.0.1:1", "etcd://127.0.0.1:1;127.0.0.1:2", "://", "%s%n", "\xff\xfe", long_text};
+    const char *const names[] = {"a b", "x/y", "127.0.0.1 :1", "line\nbreak", "\xff\xfe"};
     te_engine *engine = NULL;
     te_engine_options options;
+    create_and_destroy();
+    int files = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
+    double start = now();
+    for (size_t i = 0; i < sizeof servers / sizeof *servers; i++) {
+        memset(&options, 0, sizeof options);
+        options.struct_size = sizeof options;
+        options.metadata = servers[i];
+        options.server_name = "127.0.0.1";
+        REFUSED(te_engine_create(&options, &engine));
+        CHECK(strlen(te_last_error()) > 10);
+        CHECK(createTransferEngine(servers[i], "127.0.0.1", "127.0.0.1", 0, 0) == NULL);
+        CHECK(createTransferEngine(servers[i], "127.0.0.1", "127.0.0.1", 0, 1) == NULL);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        options.metadata = NULL;
+        options.server_name = names[i];
+        REFUSED(te_engine_create(&options, &engine));
+        CHECK(createTransferEngine("P2PHANDSHAKE", names[i], "127.0.0.1", 0, 1) == NULL);
+    }
+    CHECK(createTransferEngine(NULL, "127.0.0.1", "127.0.0.1", 0, 1) == NULL);
+    CHECK(createTransferEngine("P2PHANDSHAKE", NULL, "127.0.0.1", 0, 1) == NULL);
+    CHECK(*te_last_error());
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
-    options.metadata = "nothing://127.0.0.1:1";
-    REFUSED(te_engine_create(&options, &engine));
-    options.metadata = NULL;
+    options.server_name = "127.0.0.1";
     options.transport = "pigeon";
     REFUSED(te_engine_create(&options, &engine));
     CHECK(engine == NULL);
+    CHECK(now() - start < 20);
+    expect_entries(files, "/proc/self/fd");
+    expect_entries(threads, "/proc/self/task");
 
     options.transport = "";
-    options.server_name = "127.0.0.1";
     OK(te_engine_create(&options, &engine));
     REFUSED(te_install_transport(engine, "pigeon", NULL));
     REFUSED(te_install_transport(engine, "rdma", "this is not JSON"));

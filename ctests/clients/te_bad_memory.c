@@ -144,7 +144,7 @@ static void local_memory_that_is_not_there_fails_the_transfer(void) {
             EXPECT(TE_ERR_FAULT, transfer(initiator, (te_opcode)opcode, memory, segment, (uintptr_t)good, LENGTH));
             char address[32];
             snprintf(address, sizeof address, "%#llx", (unsigned long long)(uintptr_t)memory);
-            CHECK(strstr(te_last_error(), address) != NULL);
+            CHECK(strstr(te_last_error(), address) != NULL && strstr(te_last_error(), "GPU") != NULL);
             others_still_move();
         }
         if (mapped) OK(munmap(memory, LENGTH));

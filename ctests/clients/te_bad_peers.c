@@ -1,15 +1,14 @@
 /* te.h: peers that break off, babble or fall silent in the middle of a transfer, and strangers on the port for data. Whatever they
  * do, transfers to them end within bounds, their memory is then left alone, and everybody else is served. */
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
 #include "peer.h"
+#include "wire.h"
 
-enum { LENGTH = 1 << 20, HEADER = 24 };
+enum { LENGTH = 1 << 20 };
 #define REMOTE 0x100000ull
 
 static te_engine *engine;
@@ -17,37 +16,9 @@ static unsigned char local[LENGTH];
 static struct peer good_peer;
 static te_segment good_segment;
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec / 1e9;
-}
-
 static void others_still_move(void) { OK(transfer(engine, TE_READ, local, good_segment, good_peer.base, 4096)); }
 
 /* --- a peer made of two sockets ------------------------------------------------------------------------------------------------- */
-
-static int listen_somewhere(int *port) {
-    struct sockaddr_in address;
-    socklen_t size = sizeof address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 64) == 0);
-    CHECK(getsockname(fd, (struct sockaddr *)&address, &size) == 0);
-    *port = ntohs(address.sin_port);
-    return fd;
-}
-
-static int receive_all(int fd, void *bytes, size_t length) {
-    return length == 0 || recv(fd, bytes, length, MSG_WAITALL) == (ssize_t)length;
-}
-
-static void send_all(int fd, const void *bytes, size_t length) {
-    /* The other side may be gone. */
-    if (send(fd, bytes, length, MSG_NOSIGNAL) < 0) return;
-}
 
 static int data_port, protocol_version;
 
@@ -96,7 +67,6 @@ static int behaviour, connections;
 
 static void misbehave(int fd) {
     static unsigned char bytes[LENGTH];
-    static const struct linger reset = {1, 0};
     static const unsigned char okay[8] = {0, 0, 0, 0, 'V', 'T', 'C', 'M'}, refused[8] = {1, 0, 0, 0, 'V', 'T', 'C', 'M'},
                                unknown[8] = {99, 0, 0, 0, 'V', 'T', 'C', 'M'};
     unsigned char header[HEADER];
@@ -108,10 +78,10 @@ static void misbehave(int fd) {
     if (what != CLOSES_AT_ONCE && !receive_all(fd, header, HEADER)) return;
     int writes = header[16] & 1;
     switch (what) {
-    case RESETS_AFTER_HEADER: setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset); break;
+    case RESETS_AFTER_HEADER: reset_on_close(fd); break;
     case RESETS_IN_BODY:
         receive_all(fd, bytes, writes ? LENGTH / 2 : 0);
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        reset_on_close(fd);
         break;
     case HALF_CLOSES_AFTER_HEADER:
         shutdown(fd, SHUT_WR);
@@ -134,7 +104,7 @@ static void misbehave(int fd) {
             send_all(fd, okay + 6, 2);
             send_all(fd, bytes, LENGTH / 3);
         }
-        if (what == RESETS_IN_REPLY) setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        if (what == RESETS_IN_REPLY) reset_on_close(fd);
         if (what == SILENT_IN_REPLY) recv(fd, bytes, 1, 0);
         break;
     case SILENT:
@@ -202,39 +172,6 @@ static void every_kind_of_end_is_the_end_of_the_transfer(void) {
 }
 
 /* --- strangers on the port for data ----------------------------------------------------------------------------------------------- */
-
-static int connect_to(int port) {
-    struct sockaddr_in address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons((uint16_t)port);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
-    struct timeval limit = {10, 0};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    return fd;
-}
-
-/* Asks for the metadata of an engine as a peer does. */
-static int find_data_port(const char *address) {
-    static char reply[1 << 16];
-    int fd = connect_to(atoi(strrchr(address, ':') + 1));
-    CHECK(send(fd, "\3\0\0\0\0\0\0\0\1{}", 11, MSG_NOSIGNAL) == 11);
-    uint64_t length;
-    CHECK(receive_all(fd, &length, sizeof length) && length < sizeof reply && receive_all(fd, reply, length));
-    close(fd);
-    char *found = strstr(reply, "\"tcp_data_port\":");
-    CHECK(found != NULL);
-    return atoi(found + strlen("\"tcp_data_port\":"));
-}
-
-static void put_header(unsigned char *header, uint64_t length, uint64_t address, int opcode) {
-    memset(header, 0, HEADER);
-    memcpy(header, &length, 8);
-    memcpy(header + 8, &address, 8);
-    header[16] = (unsigned char)opcode;
-}
 
 static void strangers_read_and_write_nothing(void) {
     static unsigned char noise[64 << 10], memory[4096], beside[4096];

@@ -1,7 +1,5 @@
-/* te.h: nothing grows: engines, threads, transfers, batches and connections by the thousand, and one transfer beyond 4 GiB. */
-#define _GNU_SOURCE
+/* te.h: nothing grows: engines, threads, transfers, batches and connections by the thousand. */
 #include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -12,14 +10,6 @@ static struct peer peer;
 static te_engine *engine;
 static te_segment segment;
 static unsigned char memory[1 << 16];
-
-static long resident_kilobytes(void) {
-    long total, resident;
-    FILE *file = fopen("/proc/self/statm", "r");
-    CHECK(file != NULL && fscanf(file, "%ld %ld", &total, &resident) == 2);
-    fclose(file);
-    return resident * (sysconf(_SC_PAGESIZE) / 1024);
-}
 
 static void *transfer_a_little(void *unused) {
     (void)unused;
@@ -114,51 +104,11 @@ static void engines_leave_nothing_behind(void) {
     CHECK(grown < 2048);
 }
 
-/* One file, mapped over and over: a range of more than 4 GiB that takes little memory. */
-static unsigned char *map_repeatedly(size_t piece, size_t count) {
-    int fd = memfd_create("piece", MFD_CLOEXEC);
-    CHECK(fd >= 0 && ftruncate(fd, (off_t)piece) == 0);
-    unsigned char *base = mmap(NULL, piece * count, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK(base != MAP_FAILED);
-    for (size_t i = 0; i < count; i++)
-        CHECK(mmap(base + i * piece, piece, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
-    close(fd);
-    return base;
-}
-
-static void lengths_beyond_4_gib_are_whole(void) {
-    /* Different pieces, so that a part that lands where another belongs is seen. */
-    const size_t source_piece = 24 << 20, target_piece = 40 << 20, length = ((size_t)4 << 30) + 4097;
-    const size_t sources = length / source_piece + 1, targets = length / target_piece + 1;
-    char address[256];
-    te_engine *target = create_engine(), *initiator = create_engine();
-    unsigned char *from = map_repeatedly(source_piece, sources), *to = map_repeatedly(target_piece, targets);
-    fill(from, source_piece, 1);
-    OK(te_register_local_memory(target, to, targets * target_piece, NULL));
-    OK(te_engine_address(target, address, sizeof address));
-    OK(te_open_segment(initiator, address, &segment));
-    te_transfer_request request = make_request(TE_WRITE, from + 1, segment, (uintptr_t)(to + 3), length);
-    te_transfer_result result;
-    memset(&result, 0, sizeof result);
-    OK(te_batch_transfer(initiator, &request, sizeof request, 1, NULL, &result, sizeof result));
-    EXPECT(length, result.bytes);
-    /* The last piece of the target holds the end of the source, and before that what came one piece earlier. */
-    size_t end = 3 + length - (targets - 1) * target_piece, last = length - (end - 0);
-    CHECK(memcmp(to + (targets - 1) * target_piece, from + 1 + last, end) == 0);
-    size_t earlier = last - target_piece + end;
-    CHECK(memcmp(to + end, from + 1 + earlier, target_piece - end) == 0);
-    OK(te_engine_destroy(initiator));
-    OK(te_engine_destroy(target));
-    munmap(from, sources * source_piece);
-    munmap(to, targets * target_piece);
-}
-
 int main(void) {
     peer_start(&peer);
     transfers_leave_nothing_behind();
     registrations_leave_nothing_behind();
     engines_leave_nothing_behind();
-    lengths_beyond_4_gib_are_whole();
     peer_end(&peer);
     return 0;
 }

@@ -234,7 +234,8 @@ static void few_descriptors_serve_as_many_peers_as_they_can(void) { in_child(tal
 static const char *const numbers[] = {
     "MC_HANDSHAKE_PORT", "MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT", "MC_HANDSHAKE_LISTEN_BACKLOG", "MC_HANDSHAKE_CONNECT_TIMEOUT",
     "MC_HANDSHAKE_MAX_LENGTH", "MC_SLICE_TIMEOUT", "MC_TCP_SLICE_SIZE", "MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_LANES_PER_PEER",
-    "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "TE_TCP_IO_THREADS",
+    "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "TE_TCP_IO_THREADS", "MC_REDIS_DB_INDEX", "MC_TE_METRIC_INTERVAL_SECONDS",
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "MC_TCP_ADMISSION_TIMEOUT_MS",
 };
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
 
@@ -290,7 +291,85 @@ static void live_with_all_bad(void *unused) {
 
 static void long_and_unreadable_values_are_survived(void) { in_child(live_with_all_bad, NULL); }
 
-int main(void) {
+/* --- the end ------------------------------------------------------------------------------------------------------------------------- */
+
+enum { BY_RETURN, BY_EXIT, BY_EXIT_OF_A_THREAD, BY_QUICK_EXIT, ENDS };
+
+static void *exit_from_a_thread(void *unused) {
+    (void)unused;
+    exit(7);
+}
+
+/* Without te_engine_destroy, with transfers in both directions, a waiter and a thread inside the library. */
+static void *wait_for_ever(void *engine) {
+    te_batch batch;
+    te_transfer_request request = make_request(TE_READ, memory, open_peer(engine), peer.base + PEER_LARGE, sizeof memory);
+    for (;;) {
+        if (te_batch_create(engine, 1, &batch) != 0 || te_batch_submit(engine, batch, &request, sizeof request, 1, NULL) != 0 ||
+            te_batch_wait(engine, batch, -1, NULL) != 0)
+            return NULL;
+    }
+}
+
+static void end_amid_transfers(int way) {
+    enum { COUNT = 64 };
+    static te_transfer_request requests[COUNT];
+    te_engine *engine = create_engine();
+    te_batch batch;
+    pthread_t thread;
+    OK(te_register_local_memory(engine, memory, sizeof memory, NULL));
+    te_segment segment = open_peer(engine);
+    for (size_t i = 0; i < COUNT; i++)
+        requests[i] = make_request(i % 2 ? TE_WRITE : TE_READ, memory, segment, peer.base + PEER_LARGE, sizeof memory);
+    OK(te_batch_create(engine, COUNT, &batch));
+    OK(te_batch_submit(engine, batch, requests, sizeof requests[0], COUNT, NULL));
+    OK(pthread_create(&thread, NULL, wait_for_ever, engine));
+    usleep(5000);
+    if (way == BY_QUICK_EXIT) quick_exit(7);
+    if (way == BY_EXIT) exit(7);
+    if (way == BY_EXIT_OF_A_THREAD) {
+        OK(pthread_create(&thread, NULL, exit_from_a_thread, NULL));
+        pause();
+    }
+}
+
+static const char *program;
+
+static void ending_without_destroying_is_clean(void) {
+    for (int round = 0; round < 3; round++) {
+        for (int way = 0; way < ENDS; way++) {
+            char number[16];
+            int status;
+            snprintf(number, sizeof number, "%d", way);
+            pid_t child = fork();
+            CHECK(child >= 0);
+            if (child == 0) {
+                /* As a program of its own: it ends with its own main(). */
+                execl(program, program, number, peer.address, (char *)NULL);
+                _exit(99);
+            }
+            CHECK(waitpid(child, &status, 0) == child);
+            CHECK(WIFEXITED(status));
+            EXPECT(7, WEXITSTATUS(status));
+        }
+    }
+}
+
+int main(int count, char **arguments) {
+    program = arguments[0];
+    if (count == 3) {
+        /* Started by ending_without_destroying_is_clean(). */
+        alarm(20);
+        snprintf(peer.address, sizeof peer.address, "%s", arguments[2]);
+        te_memory_region first = {.struct_size = sizeof first};
+        size_t regions;
+        te_engine *scout = create_engine();
+        OK(te_list_segment_memory(scout, open_peer(scout), &first, sizeof first, 1, &regions));
+        peer.base = first.addr;
+        OK(te_engine_destroy(scout));
+        end_amid_transfers(atoi(arguments[1]));
+        return 7;
+    }
     peer_start(&peer);
     /* First, while this process has no log and no engine that children could inherit. */
     bad_numbers_and_misspelt_names_are_warned_of();
@@ -300,6 +379,7 @@ int main(void) {
     no_signal_handler_is_installed();
     descriptors_are_closed_on_exec();
     children_do_not_disturb_their_parent();
+    ending_without_destroying_is_clean();
     peer_end(&peer);
     return 0;
 }

@@ -1,13 +1,12 @@
 /* te.h: transfers, batches and notifications between two processes. */
-#include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
 #include "peer.h"
+#include "wire.h"
 
 enum { LOCAL_LENGTH = 32 << 20 };
 
@@ -43,12 +42,6 @@ static te_transfer_result task_result(te_batch batch, size_t task) {
     result.struct_size = sizeof result;
     OK(te_batch_task_status(engine, batch, task, &result));
     return result;
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec / 1e9;
 }
 
 static void the_peers_memory_is_listed_in_registration_order(void) {
@@ -255,22 +248,45 @@ static void notifications_go_both_ways(void) {
     take_one("hello", "and back");
 }
 
+/* Nobody polls. It is there after the bytes, once for each submission, and not at all where one of its requests fails. */
 static void a_notification_follows_the_bytes_without_polling(void) {
+    enum { ROUNDS = 20 };
     te_transfer_options options = make_transfer_options();
-    te_transfer_request request = to_peer(TE_WRITE, 0, PEER_LARGE, 8 << 20);
-    te_batch batch;
-    fill(local, 8 << 20, 31);
+    te_transfer_request requests[4];
+    te_batch batch, failed;
     options.notify_name = "written";
+    for (size_t round = 0; round < ROUNDS; round++) {
+        char text[32], expected[64];
+        size_t length = round % 2 ? 1000 + round : (1 << 20) + round;
+        snprintf(text, sizeof text, "round %zu", round);
+        snprintf(expected, sizeof expected, "written %s", text);
+        options.notify_message = text;
+        fill(local, 4 * length, 31 + round);
+        for (size_t i = 0; i < 4; i++) requests[i] = to_peer(TE_WRITE, i * length, PEER_LARGE + i * length, length);
+        OK(te_batch_create(engine, 4, &batch));
+        OK(te_batch_submit(engine, batch, requests, sizeof requests[0], 4, &options));
+        CHECK(strcmp(peer_ask(&peer, "take"), expected) == 0);
+        EXPECT(checksum(local, 4 * length), peer_sum(PEER_LARGE, 4 * length));
+        OK(te_batch_wait(engine, batch, 20000, NULL));
+        EXPECT(TE_STATE_COMPLETED, poll_batch(batch).state);
+        OK(te_batch_free(engine, batch));
+
+        requests[round % 4].remote_addr = peer.base + PEER_GAP;
+        options.notify_message = "never";
+        OK(te_batch_create(engine, 4, &failed));
+        OK(te_batch_submit(engine, failed, requests, sizeof requests[0], 4, &options));
+        OK(te_batch_wait(engine, failed, 20000, NULL));
+        EXPECT(TE_STATE_FAILED, poll_batch(failed).state);
+        OK(te_batch_free(engine, failed));
+    }
+    /* The next one that comes is the next one that was sent. */
     options.notify_message = "all";
-    OK(te_batch_create(engine, 1, &batch));
-    OK(te_batch_submit(engine, batch, &request, sizeof request, 1, &options));
+    requests[0] = to_peer(TE_WRITE, 0, PEER_LARGE, 100);
+    OK(te_batch_transfer(engine, requests, sizeof requests[0], 1, &options, NULL, 0));
     CHECK(strcmp(peer_ask(&peer, "take"), "written all") == 0);
-    EXPECT(checksum(local, 8 << 20), peer_sum(PEER_LARGE, 8 << 20));
-    OK(te_batch_wait(engine, batch, 20000, NULL));
-    OK(te_batch_free(engine, batch));
 
     options.notify_message = NULL;
-    EXPECT(TE_ERR_INVALID_ARGUMENT, te_batch_transfer(engine, &request, sizeof request, 1, &options, NULL, 0));
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_batch_transfer(engine, requests, sizeof requests[0], 1, &options, NULL, 0));
 }
 
 static void memory_comes_and_goes_while_the_segment_is_open(void) {
@@ -326,6 +342,39 @@ static void a_silent_peer_holds_nobody(void) {
     usleep(200000);
     EXPECT(before, checksum(local, 1 << 20));
     OK(move(TE_READ, 0, PEER_FIRST, 4096));
+}
+
+/* Whatever ended it: what is written into the source afterwards is never sent, and nothing arrives in the sink any more. */
+static void the_memory_of_an_ended_transfer_is_left_alone(void) {
+    enum { LENGTH = 16 << 20, OLD = 0x11, SENT = 0x22, LATER = 0xee };
+    enum { TIMED_OUT, STALLED, CANCELLED, WAYS };
+    static unsigned char back[LENGTH];
+    for (int way = 0; way < WAYS; way++) {
+        for (int opcode = TE_READ; opcode <= TE_WRITE; opcode++) {
+            te_transfer_request request = to_peer((te_opcode)opcode, 0, PEER_LARGE, LENGTH);
+            te_transfer_options options = make_transfer_options();
+            te_batch batch;
+            options.timeout_ms = way == TIMED_OUT ? 100 : 0;
+            options.stall_timeout_ms = way == STALLED ? 100 : 0;
+            memset(local, OLD, LENGTH);
+            OK(move(TE_WRITE, 0, PEER_LARGE, LENGTH));
+            memset(local, SENT, LENGTH);
+            OK(te_batch_create(engine, 1, &batch));
+            peer_stop(&peer);
+            OK(te_batch_submit(engine, batch, &request, sizeof request, 1, &options));
+            usleep(20000);
+            if (way == CANCELLED) OK(te_batch_cancel(engine, batch));
+            OK(te_batch_wait(engine, batch, 20000, NULL));
+            EXPECT(way == CANCELLED ? TE_STATE_CANCELED : TE_STATE_TIMEOUT, task_result(batch, 0).state);
+            memset(local, LATER, LENGTH);
+            peer_continue(&peer);
+            usleep(50000);
+            CHECK(local[0] == LATER && memcmp(local, local + 1, LENGTH - 1) == 0);
+            OK(te_batch_free(engine, batch));
+            OK(transfer(engine, TE_READ, back, segment, peer.base + PEER_LARGE, LENGTH));
+            for (size_t i = 0; i < LENGTH; i++) CHECK(back[i] == OLD || (opcode == TE_WRITE && back[i] == SENT));
+        }
+    }
 }
 
 /* What is unregistered with success is left alone from then on, whatever was on its way: here as the target of transfers ... */
@@ -410,24 +459,12 @@ static void a_peer_may_die_amid_traffic(void) {
 /* A name that can be given to another process: a port that passes on what is said to it to the port of the present bearer. */
 static int name_port, bearer_port;
 
-static int connect_to(int port) {
-    struct sockaddr_in address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons((uint16_t)port);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
-    close(fd);
-    return -1;
-}
-
 static void *pass_on(void *listener) {
     for (;;) {
         char bytes[4096];
         int ends[2];
         if ((ends[0] = accept(*(int *)listener, NULL, NULL)) < 0) return NULL;
-        ends[1] = connect_to(__atomic_load_n(&bearer_port, __ATOMIC_ACQUIRE));
+        ends[1] = try_to_connect(__atomic_load_n(&bearer_port, __ATOMIC_ACQUIRE));
         for (int open = 2; open > 0 && ends[1] >= 0;) {
             struct pollfd events[2] = {{ends[0], POLLIN, 0}, {ends[1], POLLIN, 0}};
             CHECK(poll(events, 2, 10000) > 0);
@@ -445,20 +482,12 @@ static void *pass_on(void *listener) {
 
 static int start_passing_on(pthread_t *thread) {
     static int listener;
-    struct sockaddr_in address;
-    socklen_t size = sizeof address;
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    listener = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 16) == 0);
-    CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
-    name_port = ntohs(address.sin_port);
+    listener = listen_somewhere(&name_port);
     OK(pthread_create(thread, NULL, pass_on, &listener));
     return listener;
 }
 
-/* The same name, another process with other addresses: at most one transfer fails. */
+/* The same name, another process with another port and other addresses: at most one transfer fails, and the segment stays open. */
 static void a_peer_may_come_back(void) {
     struct peer bearer;
     te_segment other;
@@ -477,6 +506,10 @@ static void a_peer_may_come_back(void) {
             OK(transfer(engine, TE_WRITE, local, other, bearer.base, 4096));
         }
         EXPECT(checksum(local, 4096), strtoull(peer_ask(&bearer, "sum 0 4096"), NULL, 10));
+        /* What it registers now is found, too. */
+        CHECK(strcmp(peer_ask(&bearer, "register %d 4096", PEER_GAP), "0") == 0);
+        OK(transfer(engine, TE_WRITE, local, other, bearer.base + PEER_GAP, 4096));
+        EXPECT(checksum(local, 4096), strtoull(peer_ask(&bearer, "sum %d 4096", PEER_GAP), NULL, 10));
         OK(te_notify(engine, other, "welcome", "back"));
         CHECK(strcmp(peer_ask(&bearer, "take"), "welcome back") == 0);
         peer_kill(&bearer);
@@ -548,8 +581,8 @@ static void counters_have_moved(void) {
     OK(te_get_statistics(engine, &statistics));
     CHECK(statistics.bytes_written > (16 << 20) && statistics.bytes_read > (16 << 20));
     CHECK(statistics.tasks_completed > 0 && statistics.tasks_failed > 0);
-    EXPECT(2, statistics.tasks_timed_out);
-    EXPECT(2, statistics.tasks_cancelled);
+    EXPECT(2 + 4, statistics.tasks_timed_out);
+    EXPECT(2 + 2, statistics.tasks_cancelled);
     EXPECT(statistics.batches_allocated, statistics.batches_freed);
 }
 
@@ -574,6 +607,7 @@ int main(void) {
     a_notification_follows_the_bytes_without_polling();
     memory_comes_and_goes_while_the_segment_is_open();
     a_silent_peer_holds_nobody();
+    the_memory_of_an_ended_transfer_is_left_alone();
     the_target_may_unregister_under_traffic();
     the_source_may_unregister_under_traffic();
     a_dead_peer_fails_its_transfers_only();

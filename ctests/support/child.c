@@ -39,3 +39,16 @@ void expect_entries(int expected, const char *directory) {
     for (int i = 0; i < 5000 && count_entries(directory) != expected; i++) usleep(1000);
     EXPECT(expected, count_entries(directory));
 }
+
+void expect_at_most_entries(int limit, const char *directory) {
+    for (int i = 0; i < 5000 && count_entries(directory) > limit; i++) usleep(1000);
+    if (count_entries(directory) > limit) EXPECT(limit, count_entries(directory));
+}
+
+long resident_kilobytes(void) {
+    long total, resident;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%ld %ld", &total, &resident) == 2);
+    fclose(file);
+    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}

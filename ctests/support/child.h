@@ -1,4 +1,5 @@
-/* Parts of a test that need a process of their own: with another environment, other limits, or an engine that was inherited. */
+/* Parts of a test that need a process of their own, with another environment, other limits, or an engine that was inherited; and what
+ * a process uses. */
 #ifndef CHILD_H
 #define CHILD_H
 
@@ -10,5 +11,11 @@ int count_entries(const char *directory);
 
 /* Waits up to 5 s until it has that many entries: threads are gone from /proc a moment after they were joined. */
 void expect_entries(int expected, const char *directory);
+
+/* Waits up to 5 s until it has at most that many entries: what peers have ended goes a moment later. */
+void expect_at_most_entries(int limit, const char *directory);
+
+/* Memory of this process that is in use now, in KiB. */
+long resident_kilobytes(void);
 
 #endif

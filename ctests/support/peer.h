@@ -39,6 +39,8 @@ void peer_start(struct peer *peer);
  *   register OFFSET LENGTH      answers the status
  *   unregister OFFSET           answers the status
  *   notify ADDRESS NAME TEXT    answers the status
+ *   begin ADDRESS REMOTE LENGTH COUNT   starts COUNT transfers of LENGTH bytes with that memory of another engine, writes
+ *                               from the first half of its large region and reads to its second in turn; answers the status at once
  *   take                        "NAME TEXT" of the oldest notification not yet told; waits for one up to 10 s, then "none" */
 const char *peer_ask(struct peer *peer, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -42,8 +42,27 @@ static void tell_notification(void) {
     }
 }
 
+/* Starts transfers in both directions, from the first half of the large region and to its second, with memory of the engine of that address. */
+static te_status begin(const char *address, uint64_t remote, size_t length, size_t count) {
+    te_segment segment = 0;
+    te_batch batch = 0;
+    te_transfer_request *requests = calloc(count, sizeof *requests);
+    te_status status = te_open_segment(engine, address, &segment);
+    if (status == 0) status = te_batch_create(engine, count, &batch);
+    for (size_t i = 0; i < count; i++) {
+        requests[i].opcode = i % 2 ? TE_READ : TE_WRITE;
+        requests[i].local = base + PEER_LARGE + i % 2 * (PEER_LARGE_LENGTH / 2);
+        requests[i].segment = segment;
+        requests[i].remote_addr = remote;
+        requests[i].length = length;
+    }
+    if (status == 0) status = te_batch_submit(engine, batch, requests, sizeof *requests, count, NULL);
+    free(requests);
+    return status;
+}
+
 static void obey(const char *order) {
-    size_t offset, length;
+    size_t offset, length, count;
     uint64_t seed;
     char address[256], name[256], text[1024];
     if (sscanf(order, "sum %zu %zu", &offset, &length) == 2) {
@@ -57,6 +76,8 @@ static void obey(const char *order) {
         printf("%d\n", (int)te_unregister_local_memory(engine, base + offset));
     } else if (sscanf(order, "notify %255s %255s %1023[^\n]", address, name, text) == 3) {
         printf("%d\n", (int)notify(address, name, text));
+    } else if (sscanf(order, "begin %255s %" SCNu64 " %zu %zu", address, &seed, &length, &count) == 4) {
+        printf("%d\n", (int)begin(address, seed, length, count));
     } else if (strncmp(order, "take", 4) == 0) {
         tell_notification();
     } else {

@@ -10,7 +10,7 @@ use transfer_engine::metadata::{BufferDescriptor, SegmentDescriptor, SegmentHead
 /// One document.
 pub fn run(data: &[u8]) {
     check_json(data);
-    let descriptor = match SegmentDescriptor::decode(data) {
+    let descriptor = match SegmentDescriptor::decode(data, &"the input") {
         Ok(descriptor) => descriptor,
         Err(error) => {
             assert!(matches!(error.code(), Code::MalformedJson | Code::Metadata), "{error}");
@@ -82,7 +82,7 @@ fn assemble_again(descriptor: SegmentDescriptor) {
     }
     let document = header.assemble(blocks).concat();
     assert!(document.is_ascii() && document.ends_with("}\n"));
-    let again = SegmentDescriptor::decode(document.as_bytes()).expect("what is published can be read");
+    let again = SegmentDescriptor::decode(document.as_bytes(), &"the input").expect("what is published can be read");
     let plain = |buffer: BufferDescriptor| BufferDescriptor { lkey: Vec::new(), rkey: Vec::new(), ..buffer };
     let expected = SegmentDescriptor {
         timestamp: again.timestamp.clone(),

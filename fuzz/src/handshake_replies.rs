@@ -27,7 +27,7 @@ pub fn run(data: &[u8]) {
     let outcome = match kind {
         1 => client.fetch_descriptor(&peer, "{}").map(|text| {
             assert_eq!(Some(&*text), body);
-            let _ = SegmentDescriptor::decode(&text);
+            let _ = SegmentDescriptor::decode(&text, &"the target");
         }),
         2 => client.notify(&peer, &Notification { name: "name".into(), message: "text".into() }),
         _ => client.probe(&peer),

@@ -78,7 +78,7 @@ fn check(kind: Option<u8>, reply: &[u8]) {
     };
     let value: Value = serde_json::from_slice(text).expect("the reply is JSON");
     match kind {
-        Some(1) => drop(SegmentDescriptor::decode(text).expect("it is a descriptor")),
+        Some(1) => drop(SegmentDescriptor::decode(text, &"the target").expect("it is a descriptor")),
         Some(2) => assert_eq!(value["notify_msg"], "success"),
         Some(3) => assert_eq!(value["status"], "success"),
         _ => assert_eq!(value["reply_msg"], ""),

@@ -27,7 +27,7 @@ pub fn engine(config: Config) -> Arc<Engine> {
 pub fn descriptor_of(engine: &Engine) -> SegmentDescriptor {
     let client = Client::new(&Config::default()).expect("a client can be made");
     let text = client.fetch_descriptor(&HostPort::parse(&engine.address(), 0), "{}").expect("the engine answers");
-    SegmentDescriptor::decode(&text).expect("its descriptor is sound")
+    SegmentDescriptor::decode(&text, &"the target").expect("its descriptor is sound")
 }
 
 /// Sends bytes in pieces of up to `piece` bytes (0: at once) and says that there are no more. Returns all that comes back until the

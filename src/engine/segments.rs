@@ -31,7 +31,7 @@ impl Fetcher {
         self.counters.descriptor_fetches.add(1);
         let own = self.own.read().assemble(Vec::new()).concat();
         let text = self.client.fetch_descriptor(peer, &own)?;
-        Ok(Arc::new(SegmentDescriptor::decode(&text)?))
+        Ok(Arc::new(SegmentDescriptor::decode(&text, peer)?))
     }
 }
 

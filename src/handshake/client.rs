@@ -23,10 +23,16 @@ use crate::sys::event::EventFd;
 
 /// Longest reply that is accepted: a descriptor of some two million buffers.
 const REPLY_MAX: usize = 128 << 20;
-/// How long the peer may pause.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// How long a request and its reply may take in all, once connected.
-const TOTAL_MAX: Duration = Duration::from_secs(300);
+/// How long a request may take once it is connected.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// How long the peer may pause.
+    pause: Duration,
+    /// The request and its reply in all.
+    total: Duration,
+}
+
+const LIMITS: Limits = Limits { pause: Duration::from_secs(60), total: Duration::from_secs(300) };
 
 const TOKEN_PEER: u64 = 0;
 const TOKEN_CANCEL: u64 = 1;
@@ -39,6 +45,7 @@ const TOKEN_CANCEL: u64 = 1;
 pub struct Client {
     use_ipv6: bool,
     connect_timeout: Duration,
+    limits: Limits,
     cancel: EventFd,
     is_cancelled: AtomicBool,
 }
@@ -55,6 +62,7 @@ impl Client {
         Ok(Client {
             use_ipv6: config.use_ipv6,
             connect_timeout: config.handshake_connect_timeout,
+            limits: LIMITS,
             cancel,
             is_cancelled: AtomicBool::new(false),
         })
@@ -232,7 +240,7 @@ impl<'a> Connection<'a> {
         epoll.add(&client.cancel, Interest::READ, TOKEN_CANCEL)?;
         epoll.add(&socket, Interest::NONE, TOKEN_PEER)?;
         let stream = TcpStream::from(socket);
-        let connection = Connection { client, address, stream, epoll, end: Instant::now() + TOTAL_MAX };
+        let connection = Connection { client, address, stream, epoll, end: Instant::now() + client.limits.total };
         if !connected {
             connection.wait(Interest::WRITE, client.connect_timeout)?;
             if let Some(error) = connection.stream.take_error()? {
@@ -253,7 +261,7 @@ impl<'a> Connection<'a> {
         let mut events = Events::with_capacity(2);
         let mut ready = self.epoll.wait(&mut events, Some(limit))?;
         if limit.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("it took longer than {TOTAL_MAX:?}")));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("it took longer than {:?}", self.client.limits.total)));
         }
         if ready.len() == 0 {
             return Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing happened for {limit:?}")));
@@ -269,7 +277,7 @@ impl Read for &Connection<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match (&self.stream).read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(Interest::READ, PAUSE_MAX)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(Interest::READ, self.client.limits.pause)?,
                 result => return result,
             }
         }
@@ -281,7 +289,7 @@ impl Write for &Connection<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match (&self.stream).write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(Interest::WRITE, PAUSE_MAX)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(Interest::WRITE, self.client.limits.pause)?,
                 result => return result,
             }
         }
@@ -464,7 +472,7 @@ mod tests {
         let (_server, peer, _) = start(Some(&text), &Config::default(), "127.0.0.1");
         let fetched = client().fetch_descriptor(&peer, "{}").unwrap();
         assert_eq!(fetched.len(), text.len());
-        assert_eq!(SegmentDescriptor::decode(&fetched).unwrap().protocols, ["tcp"]);
+        assert_eq!(SegmentDescriptor::decode(&fetched, &peer).unwrap().protocols, ["tcp"]);
     }
 
     #[test]
@@ -480,6 +488,31 @@ mod tests {
             assert_eq!(waiting.join().unwrap().unwrap_err().code(), Code::Canceled);
         });
         assert_eq!(client.probe(&peer).unwrap_err().code(), Code::Canceled);
+    }
+
+    #[test]
+    fn peers_that_are_silent_or_never_come_to_an_end_are_given_up() {
+        assert!(LIMITS.pause <= Duration::from_secs(60) && LIMITS.total <= Duration::from_secs(300));
+        for drips in [false, true] {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let peer = local(listener.local_addr().unwrap().port());
+            let script = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(&reply(1, &[b' '; 100_000])[..100]).unwrap();
+                while drips && stream.write_all(b" ").is_ok() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                stream
+            });
+            let limits =
+                Limits { pause: Duration::from_millis(if drips { 60_000 } else { 50 }), total: Duration::from_millis(500) };
+            let client = Client { limits, ..client() };
+            let started = Instant::now();
+            let error = client.fetch_descriptor(&peer, "{}").unwrap_err();
+            assert!(error.code() == Code::Socket && error.message().contains(&peer.to_string()), "{error}");
+            assert!(started.elapsed() < Duration::from_secs(20), "{drips}");
+            drop(script.join());
+        }
     }
 
     #[test]

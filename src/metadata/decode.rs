@@ -38,15 +38,18 @@ const PROTOCOLS: [&str; 17] = [
 const RDMA_LIKE: [&str; 4] = ["rdma", "barex", "efa", "cxi"];
 
 impl SegmentDescriptor {
-    /// Decodes and checks a descriptor.
+    /// Decodes and checks a descriptor; `source` says in the texts of errors where it comes from.
     ///
     /// [`Code::MalformedJson`]: not JSON, or a value has the wrong type. [`Code::Metadata`]: the JSON describes no sound segment.
     /// Descriptors of protocols that this library does not speak are read as far as their keys are known; of a descriptor with
     /// several protocols only the TCP and RDMA buffers are kept.
-    pub fn decode(text: &[u8]) -> Result<SegmentDescriptor> {
+    pub fn decode(text: &[u8], source: &dyn std::fmt::Display) -> Result<SegmentDescriptor> {
         let Object(wire) = serde_json::from_slice::<Object<Wire>>(text).map_err(|error| {
             let reason = excerpt(&error.to_string());
-            Error::new(Code::MalformedJson, format!("a segment descriptor of {} bytes cannot be read: {reason}", text.len()))
+            Error::new(
+                Code::MalformedJson,
+                format!("the segment descriptor of {} bytes from {source} cannot be read: {reason}", text.len()),
+            )
         })?;
         let descriptor = SegmentDescriptor {
             name: wire.name.unwrap_or_default(),
@@ -65,7 +68,7 @@ impl SegmentDescriptor {
             None => Ok(descriptor),
             Some(fault) => {
                 let name = excerpt(&descriptor.name);
-                Err(Error::new(Code::Metadata, format!("the descriptor of segment '{name}' is refused: {fault}")))
+                Err(Error::new(Code::Metadata, format!("the descriptor of segment '{name}' from {source} is refused: {fault}")))
             }
         }
     }
@@ -307,7 +310,7 @@ mod tests {
     use super::*;
 
     fn decode(text: &str) -> Result<SegmentDescriptor> {
-        SegmentDescriptor::decode(text.as_bytes())
+        SegmentDescriptor::decode(text.as_bytes(), &"the test")
     }
 
     #[track_caller]

@@ -196,7 +196,7 @@ mod tests {
             }
             let document = header.assemble(texts).concat();
             assert!(document.ends_with("\"}\n"));
-            let decoded = SegmentDescriptor::decode(document.as_bytes()).unwrap();
+            let decoded = SegmentDescriptor::decode(document.as_bytes(), &"the test").unwrap();
             assert_eq!(decoded.buffers.iter().map(|buffer| (buffer.address, buffer.length)).collect::<Vec<_>>(), expected);
             assert!(decoded.buffers.iter().all(|buffer| &*buffer.name == "[::1]:15329"));
             assert_eq!((decoded.tcp_data_port, decoded.tcp_proto_version), (16848, 2));

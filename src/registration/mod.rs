@@ -366,6 +366,19 @@ mod tests {
     }
 
     #[test]
+    fn an_address_that_comes_again_in_a_batch_is_unregistered_once_for_each_reference() {
+        for references in 1..4 {
+            let bench = Bench::new();
+            for _ in 0..references {
+                bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
+            }
+            let error = bench.registrar.unregister_batch(&[0x1000; 4], &bench.transports).unwrap_err();
+            assert_eq!((error.code(), bench.registry.len()), (Code::AddressNotRegistered, 0), "{references}: {error}");
+            assert!(bench.first.attached.lock().is_empty());
+        }
+    }
+
+    #[test]
     fn a_reference_that_became_the_last_is_given_back_by_a_failing_batch() {
         let bench = Bench::new();
         bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();

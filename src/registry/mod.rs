@@ -410,12 +410,24 @@ impl Registry {
         outcome.map_err(|refusal| refused_drain(address, refusal))
     }
 
-    /// [`Registry::start_drain`] for many, seen by peers as one change. Results in the order of `addresses`.
+    /// [`Registry::start_drain`] for many, seen by peers as one change. Results in the order of `addresses`; one that comes again after
+    /// its last reference is not registered.
     pub fn start_drain_batch(&self, addresses: &[u64]) -> Vec<Result<Removal>> {
-        let outcomes: Vec<_> = {
-            let mut changes = self.changes.lock();
-            addresses.iter().map(|address| changes.start_drain(*address)).collect()
-        };
+        let mut outcomes: Vec<std::result::Result<Removal, RefusedDrain>> = Vec::with_capacity(addresses.len());
+        let mut changes = self.changes.lock();
+        for (position, address) in addresses.iter().enumerate() {
+            let outcome = changes.start_drain(*address).map_err(|refusal| {
+                let is_ours = || {
+                    addresses
+                        .iter()
+                        .position(|other| other == address)
+                        .is_some_and(|first| first < position && outcomes[first].is_ok())
+                };
+                refusal.filter(|(_, state)| *state != State::Draining || !is_ours())
+            });
+            outcomes.push(outcome);
+        }
+        drop(changes);
         let explain =
             |(outcome, address): (std::result::Result<_, _>, &u64)| outcome.map_err(|refusal| refused_drain(*address, refusal));
         outcomes.into_iter().zip(addresses).map(explain).collect()

@@ -381,14 +381,14 @@ mod tests {
     #[ignore = "run by others in a process of its own"]
     fn child_decides_an_error() {
         assert!(install());
-        SegmentDescriptor::decode(b"{").map(drop).unwrap_err();
+        SegmentDescriptor::decode(b"{", &"the test").map(drop).unwrap_err();
     }
 
     #[test]
     fn lines_of_errors_name_the_room_that_decided_them() {
         let output = run_alone("child_decides_an_error", &[], "");
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(stderr.contains(" metadata::decode: malformed JSON: a segment descriptor of 1 bytes"), "{stderr}");
+        assert!(stderr.contains(" metadata::decode: malformed JSON: the segment descriptor of 1 bytes from the test"), "{stderr}");
         assert!(!stderr.contains("room"), "{stderr}");
     }
 

@@ -62,6 +62,16 @@ const DISCARD_BYTES: u64 = 1 << 20;
 /// How often an exchange is tried on connections that the peer ended.
 pub(super) const ATTEMPTS: u8 = 3;
 
+/// Room that a queue keeps when it is empty.
+const KEPT_ROOM: usize = 1024;
+
+/// Gives back what a large batch has left behind.
+pub(super) fn release_if_empty<T>(queue: &mut VecDeque<T>) {
+    if queue.is_empty() && queue.capacity() > KEPT_ROOM {
+        *queue = VecDeque::new();
+    }
+}
+
 /// A slice on its way, with what was tried for it.
 pub(super) struct Work {
     pub slice: Slice,
@@ -806,6 +816,7 @@ impl Lane {
             effects.ended += 1;
             effects.finished.extend(exchange.work.map(|work| (work, Ok(()))));
             state.started = state.started.saturating_sub(1);
+            release_if_empty(&mut state.queue);
         }
     }
 
@@ -998,7 +1009,7 @@ fn memory_fault(slice: &Slice, what: &str) -> Error {
     Error::new(
         Code::Fault,
         format!(
-            "local memory [{:#x}, +{}) cannot be {what}: it is not mapped, or not with that access; give mapped memory and keep it mapped until the transfer has ended",
+            "local memory [{:#x}, +{}) cannot be {what}: it is not mapped, not with that access, or memory of a GPU, which this version does not support; give mapped memory and keep it mapped until the transfer has ended",
             slice.local.address(),
             slice.local.length()
         ),

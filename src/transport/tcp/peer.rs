@@ -212,6 +212,7 @@ impl Peer {
                         }
                     }
                 }
+                lane::release_if_empty(&mut state.backlog);
             }
             let mut again = false;
             for (lane, works) in assigned {
