@@ -42,6 +42,7 @@ use crate::error::{Code, Error, Result};
 use crate::registry::{Region, Registry};
 use crate::sys::MemoryRange;
 use crate::sys::background::Background;
+use crate::sys::thread;
 use crate::telemetry::Counters;
 
 /// How often deadlines are looked at while slices run.
@@ -266,7 +267,7 @@ impl TcpTransport {
         for (number, io_loop) in transport.shared.loops.iter().enumerate() {
             let (io_loop, shared) = (io_loop.clone(), transport.shared.clone());
             let run = move || io_loop.run((number == 0).then_some(&*shared as &dyn Clock));
-            match std::thread::Builder::new().name(format!("te-tcp-{number}")).spawn(run) {
+            match thread::spawn(format!("te-tcp-{number}"), run) {
                 Ok(thread) => transport.threads.lock().push(thread),
                 Err(error) => return Err(limit("no thread", error)),
             }
