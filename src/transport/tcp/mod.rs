@@ -36,7 +36,7 @@ use self::attendance::Attendance;
 use self::io_loop::{Clock, IoLoop};
 use self::peer::Peer;
 use self::server::{Acceptor, Connection};
-use super::{Segment, Slice, Transport};
+use super::{Segment, Slice, Transport, Watchers};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::registry::{Region, Registry};
@@ -225,7 +225,7 @@ impl TcpTransport {
         listener: TcpListener,
         registry: Arc<Registry>,
         counters: Arc<Counters>,
-        watchers: Arc<AtomicUsize>,
+        watchers: Arc<Watchers>,
         config: &Config,
     ) -> Result<Arc<TcpTransport>> {
         let limit = |what: &str, error: std::io::Error| {
