@@ -30,7 +30,8 @@ HEADERS := include/te.h include/transfer_engine_c.h
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo install uninstall stage clean setup-test lint unit abi abi-update loom ctests interop \
-	test test-sanitize test-miri test-all fuzz
+	test test-sanitize test-sanitize-c test-sanitize-rust \
+	sanitized-thread sanitized-address test-miri test-all fuzz
 
 help:
 	@echo 'make                 build the release library and the program te'
@@ -38,7 +39,7 @@ help:
 	@echo 'make install         install under PREFIX=$(PREFIX) (also DESTDIR, LIBDIR)'
 	@echo 'make uninstall       remove what install put there; same variables'
 	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
-	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers'
+	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers; the Rust code, too, with a nightly toolchain'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
 	@echo 'make test-all        all of these'
 	@echo 'make fuzz            every fuzz target for TIME=$(TIME) seconds, where a nightly toolchain and cargo-fuzz are'
@@ -160,14 +161,47 @@ ctests: stage
 interop: stage
 	tests/interop/run $(STAGE)/lib/libtransfer_engine.so
 
+test-sanitize: test-sanitize-c test-sanitize-rust
+
 # The library itself is the ordinary one; the sanitizers watch what crosses its boundary and what the C side does with it.
-test-sanitize: setup-test stage
+test-sanitize-c: setup-test stage
 	$(configure_ctests) -B $(BUILD)/ctests-address -DSANITIZE=address,undefined
 	cmake --build $(BUILD)/ctests-address --parallel 2
 	cd $(BUILD)/ctests-address && $(ctest) -L client
 	$(configure_ctests) -B $(BUILD)/ctests-thread -DSANITIZE=thread
 	cmake --build $(BUILD)/ctests-thread --parallel 2
 	cd $(BUILD)/ctests-thread && $(ctest) -L client
+
+# The library and its tests as well, by a nightly rustc. Its runtime then takes the place of the C compiler's in the clients. The thread
+# sanitizer has to see all synchronization, so the standard library is built anew for it; crossbeam-epoch, whose fences it does not
+# understand, notices by itself and does without. In a child of a process with threads, the sanitizers' threads do not work, which is
+# what the tests of sys::signals are made of.
+nightly_sysroot = $(shell rustc +nightly --print sysroot 2>/dev/null)
+nightly_target = $(shell rustc +nightly --print host-tuple 2>/dev/null)
+sanitized_cargo = MC_LOG_LEVEL=ERROR CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/$(1) CARGO_PROFILE_DEV_OPT_LEVEL=1 RUSTFLAGS=-Zsanitizer=$(1) \
+	TSAN_OPTIONS='die_after_fork=0 suppressions=$(CURDIR)/tests/thread-sanitizer-suppressions.txt' \
+	$(CARGO) +nightly $(2) --locked --target $(nightly_target) $(if $(filter thread,$(1)),-Zbuild-std)
+define test_sanitized_rust
+	$(call sanitized_cargo,$(1),test) --lib --test stress -- --skip sys::signals
+	$(call sanitized_cargo,$(1),build) --lib
+	rm -rf $(STAGE)-$(1)
+	cp -r $(STAGE) $(STAGE)-$(1)
+	cp $(CARGO_TARGET_DIR)/$(1)/$(nightly_target)/debug/libtransfer_engine.so $(STAGE)-$(1)/lib/
+	$(configure_ctests) -B $(BUILD)/ctests-rust-$(1) -DCMAKE_PREFIX_PATH=$(STAGE)-$(1) -DSANITIZE=$(1) \
+		-DSANITIZER_RUNTIME=$(nightly_sysroot)/lib/rustlib/$(nightly_target)/lib/librustc-nightly_rt.$(2).a
+	cmake --build $(BUILD)/ctests-rust-$(1) --parallel 2
+	cd $(BUILD)/ctests-rust-$(1) && $(ctest) -L client
+endef
+test-sanitize-rust:
+	@if [ -n '$(nightly_sysroot)' ] && [ -d '$(nightly_sysroot)/lib/rustlib/src/rust/library' ]; then \
+		$(MAKE) sanitized-thread sanitized-address; \
+	else \
+		echo 'test-sanitize-rust: skipped, no nightly toolchain with rust-src here (rustup component add rust-src --toolchain nightly)'; \
+	fi
+sanitized-thread: setup-test stage
+	$(call test_sanitized_rust,thread,tsan)
+sanitized-address: setup-test stage
+	$(call test_sanitized_rust,address,asan)
 
 # Tree borrows, because crossbeam-epoch itself stops under miri's default rules; leaks are its garbage that nobody collects at exit.
 miri_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \

@@ -549,6 +549,7 @@ static void a_twin_is_not_taken_for_the_own_process(void) {
         OK(te_engine_address(engine, address, sizeof address));
         CHECK(write(address_pipe[1], address, sizeof address) == sizeof address);
         CHECK(read(end_pipe[0], &unused, 1) == 0);
+        OK(te_unregister_local_memory(engine, memory));
         CHECK(memory[7] == 'o' && memory[8] == 't');
         CHECK(write(address_pipe[1], "+", 1) == 1);
         _exit(0);

@@ -5,7 +5,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -37,6 +39,225 @@ static void no_signal_handler_is_installed(void) {
     CHECK(memcmp(&blocked_before, &blocked_after, 8) == 0);
     OK(te_engine_destroy(engine));
 }
+
+/* --- signals of the program ---------------------------------------------------------------------------------------------------- */
+
+enum { MAX_TAKEN = 1 << 16 };
+
+/* Which thread has run the handler, and for which signal. */
+static struct {
+    int number;
+    long thread;
+} taken[MAX_TAKEN];
+static int taken_count;
+
+static long this_thread(void) { return syscall(SYS_gettid); }
+
+static void take_signal(int number) {
+    int error = errno, place = __atomic_fetch_add(&taken_count, 1, __ATOMIC_RELAXED);
+    if (place < MAX_TAKEN) {
+        __atomic_store_n(&taken[place].number, number, __ATOMIC_RELAXED);
+        __atomic_store_n(&taken[place].thread, this_thread(), __ATOMIC_RELEASE);
+    }
+    errno = error;
+}
+
+static int count_taken(void) { return __atomic_load_n(&taken_count, __ATOMIC_ACQUIRE); }
+
+/* Without SA_RESTART, so that system calls end with EINTR. */
+static int handle(int number) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = take_signal;
+    return sigaction(number, &action, NULL);
+}
+
+static int is_fault(int number) {
+    return number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL || number == SIGTRAP || number == SIGSYS;
+}
+
+/* Whether a thread of that name is alive. It names itself after it has started. */
+static int has_thread(const char *name) {
+    int found = 0;
+    DIR *entries = opendir("/proc/self/task");
+    struct dirent *entry;
+    CHECK(entries != NULL);
+    while (!found && (entry = readdir(entries)) != NULL) {
+        char path[300], text[32] = {0};
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
+        FILE *file = fopen(path, "r");
+        if (file == NULL) continue;
+        if (fgets(text, sizeof text, file) != NULL) found = strncmp(text, name, strlen(name)) == 0;
+        fclose(file);
+    }
+    closedir(entries);
+    return found;
+}
+
+/* An engine with every kind of thread that there is. */
+static te_engine *create_busy_engine(te_segment *segment) {
+    static const char *const names[] = {"te-tcp-0", "te-tcp-1", "te-handshake", "te-refresh", "te-metric", "te-tcp-find", "te-notify"};
+    te_transfer_options options = make_transfer_options();
+    setenv("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "1", 1);
+    setenv("MC_TE_METRIC", "1", 1);
+    setenv("MC_TE_METRIC_INTERVAL_SECONDS", "1", 1);
+    setenv("TE_TCP_IO_THREADS", "2", 1);
+    te_engine *engine = create_engine();
+    *segment = open_peer(engine);
+    options.notify_name = "signals";
+    options.notify_message = "";
+    te_transfer_request request = make_request(TE_WRITE, memory, *segment, peer.base, 4096);
+    te_batch batch;
+    OK(te_batch_create(engine, 1, &batch));
+    OK(te_batch_submit(engine, batch, &request, sizeof request, 1, &options));
+    OK(te_batch_wait(engine, batch, 20000, NULL));
+    OK(te_batch_free(engine, batch));
+    REFUSED(transfer(engine, TE_READ, memory, *segment, peer.base + PEER_GAP, 64));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        for (int round = 0; round < 5000 && !has_thread(names[i]); round++) usleep(1000);
+        if (!has_thread(names[i])) fprintf(stderr, "no thread %s\n", names[i]);
+        CHECK(has_thread(names[i]));
+    }
+    return engine;
+}
+
+/* While the program's only thread blocks everything, what arrives waits: no thread of the library takes it. */
+static void block_all_signals(void *unused) {
+    sigset_t all, before;
+    int sent = 0;
+    (void)unused;
+    te_segment segment;
+    te_engine *engine = create_busy_engine(&segment);
+    sigfillset(&all);
+    OK(pthread_sigmask(SIG_BLOCK, &all, &before));
+    for (int number = 1; number <= SIGRTMAX; number++) {
+        /* Those of SIGKILL and SIGSTOP cannot be set, nor those of the C library's own. SIGCONT and those that
+         * stop a process take each other back. */
+        if (is_fault(number) || number == SIGCONT || handle(number) != 0) continue;
+        OK(kill(getpid(), number));
+        sent++;
+    }
+    CHECK(sent > 40);
+    for (int round = 0; round < 50; round++) {
+        OK(transfer(engine, TE_WRITE, memory, segment, peer.base, 64 << 10));
+        OK(transfer(engine, TE_READ, memory, segment, peer.base, 64));
+        OK(te_notify(engine, segment, "signals", ""));
+    }
+    usleep(50000);
+    EXPECT(0, count_taken());
+    OK(pthread_sigmask(SIG_SETMASK, &before, NULL));
+    EXPECT(sent, count_taken());
+    for (int i = 0; i < sent; i++) EXPECT(this_thread(), taken[i].thread);
+    OK(te_engine_destroy(engine));
+}
+
+static void signals_wait_for_a_thread_of_the_program(void) { in_child(block_all_signals, NULL); }
+
+struct work {
+    te_segment segment;
+    te_engine *engine;
+    long threads[2];
+    int stop;
+};
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* Sends signals to the process until it is told to stop, and blocks them itself. Returns how many. */
+static void *send_signals(void *argument) {
+    struct work *work = argument;
+    sigset_t all;
+    intptr_t sent = 0;
+    sigfillset(&all);
+    OK(pthread_sigmask(SIG_BLOCK, &all, NULL));
+    while (!__atomic_load_n(&work->stop, __ATOMIC_ACQUIRE) && sent < MAX_TAKEN) {
+        /* Signals of this kind queue up: none merges with another one. */
+        union sigval value = {0};
+        if (sigqueue(getpid(), SIGRTMIN + 3, value) == 0) sent++;
+        usleep(100);
+    }
+    return (void *)sent;
+}
+
+/* Every blocking call, again and again. */
+static void *call_everything(void *argument) {
+    struct work *work = argument;
+    static unsigned char local[4 << 20];
+    work->threads[1] = this_thread();
+    while (!__atomic_load_n(&work->stop, __ATOMIC_ACQUIRE)) {
+        te_engine *engine = create_engine();
+        te_segment segment = open_peer(engine);
+        OK(te_register_local_memory(engine, local, sizeof local, NULL));
+        OK(transfer(engine, TE_READ, local, segment, peer.base + PEER_LARGE, sizeof local));
+        OK(transfer(engine, TE_WRITE, local, segment, peer.base + PEER_LARGE, sizeof local));
+        OK(te_probe_segment(engine, segment));
+        OK(te_refresh_segment(engine, segment));
+        OK(te_notify(engine, segment, "signals", ""));
+        OK(te_unregister_local_memory(engine, local));
+        OK(te_engine_destroy(engine));
+    }
+    return NULL;
+}
+
+/* Calls that a handler interrupts go on: they neither fail nor end early. */
+static void interrupt_calls(void *unused) {
+    static struct work work;
+    static struct peer silent; /* Only its parent can stop a process and know that it has stopped. */
+    pthread_t sender, worker;
+    void *sent, *sent_later;
+    te_segment segment;
+    te_batch batch;
+    te_batch_status status;
+    (void)unused;
+    peer_start(&silent);
+    OK(handle(SIGRTMIN + 3));
+    work.engine = create_busy_engine(&work.segment);
+    work.threads[0] = this_thread();
+    OK(pthread_create(&sender, NULL, send_signals, &work));
+    OK(pthread_create(&worker, NULL, call_everything, &work));
+    for (double end = now() + 1; now() < end;) {
+        OK(transfer(work.engine, TE_WRITE, memory, work.segment, peer.base, 4096));
+        OK(transfer(work.engine, TE_READ, memory, work.segment, peer.base, 4096));
+    }
+    __atomic_store_n(&work.stop, 1, __ATOMIC_RELEASE);
+    OK(pthread_join(worker, NULL));
+    OK(pthread_join(sender, &sent));
+    CHECK((intptr_t)sent > 100);
+
+    /* A wait for a peer that is silent lasts as long as was asked, and then until the peer goes on. */
+    OK(te_open_segment(work.engine, silent.address, &segment));
+    peer_stop(&silent);
+    work.stop = 0;
+    OK(pthread_create(&sender, NULL, send_signals, &work));
+    te_transfer_request request = make_request(TE_READ, memory, segment, silent.base, 4096);
+    OK(te_batch_create(work.engine, 1, &batch));
+    OK(te_batch_submit(work.engine, batch, &request, sizeof request, 1, NULL));
+    memset(&status, 0, sizeof status);
+    status.struct_size = sizeof status;
+    double start = now();
+    EXPECT(TE_ERR_TIMEOUT, te_batch_wait(work.engine, batch, 300, &status));
+    CHECK(now() - start >= 0.3);
+    peer_continue(&silent);
+    OK(te_batch_wait(work.engine, batch, 20000, &status));
+    EXPECT(TE_STATE_COMPLETED, status.state);
+    OK(te_batch_free(work.engine, batch));
+    __atomic_store_n(&work.stop, 1, __ATOMIC_RELEASE);
+    OK(pthread_join(sender, &sent_later));
+
+    intptr_t all = (intptr_t)sent + (intptr_t)sent_later;
+    for (int i = 0; i < 1000 && count_taken() < all; i++) usleep(1000);
+    EXPECT(all, count_taken());
+    for (int i = 0; i < all && i < MAX_TAKEN; i++) CHECK(taken[i].thread == work.threads[0] || taken[i].thread == work.threads[1]);
+    OK(te_engine_destroy(work.engine));
+    peer_end(&silent);
+}
+
+static void calls_survive_signals(void) { in_child(interrupt_calls, NULL); }
+
+/* ------------------------------------------------------------------------------------------------------------------------------- */
 
 static void descriptors_are_closed_on_exec(void) {
     char before[1024] = {0};
@@ -164,7 +385,7 @@ static void run_with_64_descriptors(void *unused) {
     OK(te_open_segment(second, address, &own_name));
     while ((fd = dup(0)) >= 0) spent[count++] = fd;
     close(spent[--count]);
-    te_transfer_request request = make_request(TE_READ, memory, own_name, (uintptr_t)memory, 4096);
+    te_transfer_request request = make_request(TE_READ, memory + 4096, own_name, (uintptr_t)memory, 4096);
     OK(te_batch_create(second, 1, &batch));
     OK(te_batch_submit(second, batch, &request, sizeof request, 1, NULL));
     usleep(50000);
@@ -374,6 +595,8 @@ int main(int count, char **arguments) {
     /* First, while this process has no log and no engine that children could inherit. */
     bad_numbers_and_misspelt_names_are_warned_of();
     long_and_unreadable_values_are_survived();
+    signals_wait_for_a_thread_of_the_program();
+    calls_survive_signals();
     running_out_of_descriptors_is_an_error_like_any_other();
     few_descriptors_serve_as_many_peers_as_they_can();
     no_signal_handler_is_installed();

@@ -11,16 +11,29 @@
 //! until no call is inside but those of its own thread: a callback that is called inside a call may destroy
 //! the engine of that call.
 //!
+//! **After destroying nobody is inside.** Entering and closing are read-modify-writes of the gate's word, so a call
+//! that found the key before it was removed is counted before the gate closes, and is waited for, or comes after
+//! and is refused. What it did happens before the look that finds it gone.
+//!
+//! **No wake-up is lost.** Whoever waits looks at the word while it holds the gate's lock, and gives that up only
+//! by sleeping. A call that leaves a closed gate passes through the lock after it has been subtracted and before
+//! it wakes.
+//!
+//! **Of several that destroy an engine one does**: whoever removes the key. To the others it names nothing.
+//!
 //! Locks: the table's lock is held for a look-up or a change only, never during a call. Cost of [`enter`] and
 //! the end of a call: some six atomic operations, no system call.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+#[cfg(all(test, loom))]
+use loom::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicUsize};
+#[cfg(not(all(test, loom)))]
+use std::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicUsize};
 
 use crate::capi::guard;
 use crate::engine::Engine;
@@ -116,8 +129,10 @@ fn table(generation: u32) -> &'static Table<Engine> {
 /// Entries by key. It is generic for the sake of its tests alone.
 struct Table<T> {
     generation: u32,
-    entries: RwLock<BTreeMap<u64, Arc<Entry<T>>>>,
+    entries: RwLock<Entries<T>>,
 }
+
+type Entries<T> = BTreeMap<u64, Arc<Entry<T>>>;
 
 struct Entry<T> {
     target: Arc<T>,
@@ -130,18 +145,26 @@ impl<T> Table<T> {
         Table { generation, entries: RwLock::new(BTreeMap::new()) }
     }
 
+    fn read(&self) -> RwLockReadGuard<'_, Entries<T>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Entries<T>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn insert(&self, target: Arc<T>) -> Key {
         /// Drawn in all tables of a process and its children, so that no number ever means two engines.
         static DRAWN: AtomicU64 = AtomicU64::new(0);
         let number = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
         let key = (ENGINE_TAG << 56) | (u64::from(self.generation as u16) << NUMBER_BITS) | (number & ((1 << NUMBER_BITS) - 1));
         let entry = Entry { target, gate: Gate::default(), marked: AtomicBool::new(false) };
-        self.entries.write().insert(key, Arc::new(entry));
+        self.write().insert(key, Arc::new(entry));
         Key(key)
     }
 
     fn enter(&self, key: u64) -> Result<Call<T>> {
-        let entry = self.entries.read().get(&key).cloned();
+        let entry = self.read().get(&key).cloned();
         match entry {
             Some(entry) if entry.gate.enter() => Ok(Call::new(entry)),
             _ => Err(nothing(key)),
@@ -149,7 +172,7 @@ impl<T> Table<T> {
     }
 
     fn destroy(&self, key: u64, shut_down: impl FnOnce(&T)) -> Result<()> {
-        let removed = self.entries.write().remove(&key);
+        let removed = self.write().remove(&key);
         let entry = removed.ok_or_else(|| nothing(key))?;
         entry.gate.close();
         shut_down(&entry.target);
@@ -159,7 +182,7 @@ impl<T> Table<T> {
 
     fn take_marked(&self) -> Vec<Arc<T>> {
         let mut taken = Vec::new();
-        self.entries.write().retain(|_, entry| {
+        self.write().retain(|_, entry| {
             let marked = entry.marked.load(Ordering::Relaxed);
             if marked {
                 taken.push(entry.target.clone());
@@ -174,9 +197,14 @@ fn nothing(key: u64) -> Error {
     Error::new(Code::InvalidHandle, format!("{key:#x} is no engine; it was destroyed or never created"))
 }
 
+#[cfg(not(all(test, loom)))]
 thread_local! {
     /// The entries of the calls that this thread is inside, by address, outermost first.
     static CALLS: RefCell<Vec<*const c_void>> = const { RefCell::new(Vec::new()) };
+}
+#[cfg(all(test, loom))]
+loom::thread_local! {
+    static CALLS: RefCell<Vec<*const c_void>> = RefCell::new(Vec::new());
 }
 
 fn calls_of_this_thread<T>(entry: &Arc<Entry<T>>) -> usize {
@@ -231,7 +259,7 @@ impl Gate {
     fn leave(&self) {
         if self.state.fetch_sub(1, Ordering::AcqRel) & CLOSED != 0 {
             // Whoever waits has either seen the new count, or sleeps by the time the lock is ours.
-            drop(self.lock.lock());
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.left.notify_all();
         }
     }
@@ -242,14 +270,14 @@ impl Gate {
 
     /// Returns when no more than `remaining` calls are inside.
     fn wait(&self, remaining: usize) {
-        let mut lock = self.lock.lock();
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         while self.state.load(Ordering::Acquire) & !CLOSED > remaining {
-            self.left.wait(&mut lock);
+            held = self.left.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Barrier;
     use std::sync::mpsc::channel;
@@ -358,7 +386,7 @@ mod tests {
             });
             assert_eq!(done.load(Ordering::SeqCst), 1);
         }
-        assert!(table.entries.read().is_empty());
+        assert!(table.read().is_empty());
     }
 
     #[test]
@@ -377,7 +405,7 @@ mod tests {
         let here = new_table();
         let key = here.insert(Arc::new("parent"));
         // As if a thread of the parent were in the middle of a change.
-        let lock = here.entries.write();
+        let lock = here.write();
         let exit = fork_and_run(|| {
             if code(check(key.0)) != Some(Code::Forked) || code(destroy(key.0)) != Some(Code::Forked) {
                 return 1;
@@ -392,5 +420,154 @@ mod tests {
         drop(lock);
         assert_eq!(exit, 42);
         assert!(here.enter(key.0).is_ok());
+    }
+}
+
+/// The interleavings of destroying an engine and calls on it, with up to three forced switches between threads. A call that is never
+/// woken or never waited for shows as a deadlock, or as an access to the engine's memory that is not ordered with another one.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    /// An engine: memory that calls work on until it is shut down, and a wait that shutting down ends.
+    struct Target {
+        number: u32,
+        bytes: UnsafeCell<()>,
+        open: Mutex<bool>,
+        woken: Condvar,
+    }
+
+    impl Target {
+        fn new(number: u32) -> Arc<Target> {
+            Arc::new(Target { number, bytes: UnsafeCell::new(()), open: Mutex::new(true), woken: Condvar::new() })
+        }
+
+        fn work(&self) {
+            self.bytes.with(|_| ());
+        }
+
+        fn wait(&self) {
+            let mut open = self.open.lock().unwrap();
+            while *open {
+                open = self.woken.wait(open).unwrap();
+            }
+            self.bytes.with(|_| ());
+        }
+
+        fn shut_down(&self) {
+            assert!(std::mem::replace(&mut *self.open.lock().unwrap(), false), "shut down twice");
+            self.woken.notify_all();
+        }
+
+        /// The owner of the memory takes it back.
+        fn reclaim(&self) {
+            self.bytes.with_mut(|_| ());
+        }
+    }
+
+    fn model(run: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(run);
+    }
+
+    fn refused<V>(result: &Result<V>) -> bool {
+        result.as_ref().err().is_some_and(|error| error.code() == Code::InvalidHandle)
+    }
+
+    #[test]
+    fn destroying_waits_for_two_calls_or_refuses_them() {
+        model(|| {
+            let table = Arc::new(Table::new(1));
+            let target = Target::new(1);
+            let key = table.insert(target.clone()).0;
+            let callers: Vec<_> = (0..2)
+                .map(|_| {
+                    let table = table.clone();
+                    thread::spawn(move || match table.enter(key) {
+                        Ok(call) => call.engine().work(),
+                        other => assert!(refused(&other)),
+                    })
+                })
+                .collect();
+            table.destroy(key, Target::shut_down).unwrap();
+            target.reclaim();
+            assert!(refused(&table.enter(key)));
+            callers.into_iter().for_each(|caller| caller.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn destroying_wakes_a_call_that_waits_inside_and_waits_for_it() {
+        model(|| {
+            let table = Arc::new(Table::new(1));
+            let target = Target::new(1);
+            let key = table.insert(target.clone()).0;
+            let caller = {
+                let table = table.clone();
+                thread::spawn(move || {
+                    if let Ok(call) = table.enter(key) {
+                        call.engine().wait();
+                    }
+                })
+            };
+            table.destroy(key, Target::shut_down).unwrap();
+            target.reclaim();
+            caller.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn of_two_that_destroy_one_does_also_from_inside_a_call() {
+        model(|| {
+            let table = Arc::new(Table::new(1));
+            let target = Target::new(1);
+            let key = table.insert(target.clone()).0;
+            let other = {
+                let (table, target) = (table.clone(), target.clone());
+                thread::spawn(move || {
+                    // As a callback of the call does: it waits for the calls of others only.
+                    let call = table.enter(key);
+                    let destroyed = table.destroy(key, Target::shut_down);
+                    match &destroyed {
+                        Ok(()) => target.reclaim(),
+                        _ => assert!(refused(&destroyed)),
+                    }
+                    drop(call);
+                    destroyed.is_ok()
+                })
+            };
+            let destroyed = table.destroy(key, Target::shut_down);
+            match &destroyed {
+                Ok(()) => target.reclaim(),
+                _ => assert!(refused(&destroyed)),
+            }
+            assert_eq!(u32::from(destroyed.is_ok()) + u32::from(other.join().unwrap()), 1);
+        });
+    }
+
+    #[test]
+    fn a_stale_key_never_meets_a_new_engine() {
+        model(|| {
+            let table = Arc::new(Table::new(1));
+            let key = table.insert(Target::new(1)).0;
+            let stale = {
+                let table = table.clone();
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        match table.enter(key) {
+                            Ok(call) => assert_eq!(call.engine().number, 1),
+                            other => assert!(refused(&other)),
+                        }
+                    }
+                })
+            };
+            table.destroy(key, Target::shut_down).unwrap();
+            let new = table.insert(Target::new(2)).0;
+            assert_eq!(table.enter(new).unwrap().engine().number, 2);
+            stale.join().unwrap();
+        });
     }
 }

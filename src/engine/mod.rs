@@ -17,7 +17,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -39,7 +39,7 @@ use crate::topology::Topology;
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 use crate::transport::local::LocalTransport;
 use crate::transport::tcp::TcpTransport;
-use crate::transport::{Segment, Transport};
+use crate::transport::{Segment, Transport, Watchers};
 
 /// Metadata "server" of engines that find each other by address.
 pub const PEER_TO_PEER: &str = "P2PHANDSHAKE";
@@ -107,8 +107,7 @@ pub struct Engine {
     segments: Segments,
     own_segment: Arc<dyn Segment>,
     transports: RwLock<Vec<Arc<dyn Transport>>>,
-    /// Callers that wait for the end of their transfers otherwise than by polling.
-    watchers: Arc<AtomicUsize>,
+    watchers: Arc<Watchers>,
     batches: BatchTable,
     topology: Mutex<Topology>,
     server: Server,
@@ -546,7 +545,7 @@ impl Engine {
     }
 
     /// Ends everything: requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
-    /// answer Canceled. When it returns no byte moves any more.
+    /// answer Canceled. When it returns no byte moves any more; only a second call that comes meanwhile returns at once.
     pub fn shutdown(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -586,14 +585,14 @@ impl BatchHost for Engine {
     }
 
     fn begin_watch(&self) {
-        self.watchers.fetch_add(1, Ordering::SeqCst);
+        self.watchers.begin();
         for transport in self.transports.read().iter() {
             transport.watch();
         }
     }
 
     fn end_watch(&self) {
-        self.watchers.fetch_sub(1, Ordering::SeqCst);
+        self.watchers.end();
     }
 
     fn send_notifications(&self, messages: Vec<(u64, Notification)>, after: Box<dyn Send>) {

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Engine;
 use crate::error::{Code, Error, Result};
+use crate::sys::thread;
 
 /// One such thread.
 pub(super) struct Periodic {
@@ -44,9 +45,7 @@ impl Periodic {
                 }
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(run)
+        let thread = thread::spawn(name, run)
             .map_err(|error| Error::new(Code::Limit, format!("cannot start a thread: {error}; check ulimit -u")))?;
         Ok(Periodic { stop, thread })
     }

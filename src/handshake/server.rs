@@ -33,6 +33,7 @@ use crate::error::{Code, Error, Result};
 use crate::metadata::write_json;
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::sys::event::EventFd;
+use crate::sys::thread;
 
 /// What a peer without RDMA answers to a connection request.
 const EMPTY_CONNECTION: &str = "{\"local_gid\":\"\",\"local_lid\":0,\"local_nic_path\":\"\",\"payload\":\"\",\"peer_nic_path\":\"\",\"qp_num\":[],\"reply_msg\":\"\"}\n";
@@ -105,7 +106,7 @@ impl Server {
             Error::new(Code::Limit, text)
         };
         let (worker, stop) = Worker::new(listener, service, limits).map_err(refused)?;
-        let thread = std::thread::Builder::new().name("te-handshake".into()).spawn(move || worker.run()).map_err(refused)?;
+        let thread = thread::spawn("te-handshake", move || worker.run()).map_err(refused)?;
         Ok(Server { stop, thread_id: thread.thread().id(), thread: Mutex::new(Some(thread)) })
     }
 

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::sys::thread;
+
 /// Most threads of one [`Background`]. Jobs wait for connection time-outs of seconds at the worst; four peers may be dead at once
 /// before others wait for them.
 pub const MAX_THREADS: usize = 4;
@@ -53,7 +55,7 @@ impl Background {
         state.threads.retain(|thread| !thread.is_finished());
         if state.jobs.len() > state.idle && state.threads.len() < MAX_THREADS {
             let shared = self.shared.clone();
-            match std::thread::Builder::new().name(self.name.into()).spawn(move || shared.work()) {
+            match thread::spawn(self.name, move || shared.work()) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
                     tracing::warn!("cannot start a thread ({error}); check the limit on processes (ulimit -u)");

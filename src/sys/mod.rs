@@ -15,5 +15,6 @@ pub mod memory;
 pub mod process;
 pub mod signals;
 pub mod socket;
+pub mod thread;
 
 pub use memory::MemoryRange;

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
-use crate::sys::fork;
+use crate::sys::{fork, thread};
 
 /// The generation of the process that has called, so that one thread of it sets things up.
 static CLAIMED: AtomicU32 = AtomicU32::new(0);
@@ -44,7 +44,7 @@ pub fn run_at_end(deed: fn()) -> io::Result<()> {
 fn install(here: u32) -> io::Result<()> {
     static AT_EXIT: AtomicBool = AtomicBool::new(false);
     let (reader, writer) = pipe()?;
-    spawn_without_signals(move || watch(reader))?;
+    thread::spawn("te-end", move || watch(reader))?;
     // The write end stays open for as long as the process lives. In a child it takes the place of the parent's.
     PIPE.store(writer.into_raw_fd(), Ordering::Release);
     WATCHED.store(here, Ordering::Release);
@@ -76,20 +76,6 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
             return Err(io::Error::last_os_error());
         }
         Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
-    }
-}
-
-/// Starts a thread that takes no signals.
-fn spawn_without_signals(body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // SAFETY: the sets are initialised before they are used, and the mask of this thread is put back.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
-        let spawned = std::thread::Builder::new().name("te-end".to_owned()).spawn(body);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        spawned.map(drop)
     }
 }
 

@@ -9,10 +9,37 @@ pub mod tcp;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::error::{Error, Result};
 use crate::metadata::SegmentDescriptor;
 use crate::registry::Region;
 use crate::sys::MemoryRange;
+
+/// Counts the callers of an engine that wait for the end of their transfers otherwise than by polling. The engine counts, transports
+/// look. It orders nothing by itself: see [`tcp`]'s `attendance` for who sees whom.
+#[derive(Default)]
+pub struct Watchers(AtomicUsize);
+
+impl Watchers {
+    /// One more. Followed by [`Transport::watch`].
+    pub fn begin(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less.
+    pub fn end(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether there are any.
+    pub fn are_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+}
 
 /// Which way the bytes go, seen from the submitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,12 +36,13 @@ use self::attendance::Attendance;
 use self::io_loop::{Clock, IoLoop};
 use self::peer::Peer;
 use self::server::{Acceptor, Connection};
-use super::{Segment, Slice, Transport};
+use super::{Segment, Slice, Transport, Watchers};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::registry::{Region, Registry};
 use crate::sys::MemoryRange;
 use crate::sys::background::Background;
+use crate::sys::thread;
 use crate::telemetry::Counters;
 
 /// How often deadlines are looked at while slices run.
@@ -224,7 +225,7 @@ impl TcpTransport {
         listener: TcpListener,
         registry: Arc<Registry>,
         counters: Arc<Counters>,
-        watchers: Arc<AtomicUsize>,
+        watchers: Arc<Watchers>,
         config: &Config,
     ) -> Result<Arc<TcpTransport>> {
         let limit = |what: &str, error: std::io::Error| {
@@ -266,7 +267,7 @@ impl TcpTransport {
         for (number, io_loop) in transport.shared.loops.iter().enumerate() {
             let (io_loop, shared) = (io_loop.clone(), transport.shared.clone());
             let run = move || io_loop.run((number == 0).then_some(&*shared as &dyn Clock));
-            match std::thread::Builder::new().name(format!("te-tcp-{number}")).spawn(run) {
+            match thread::spawn(format!("te-tcp-{number}"), run) {
                 Ok(thread) => transport.threads.lock().push(thread),
                 Err(error) => return Err(limit("no thread", error)),
             }
