@@ -7,9 +7,8 @@
 //!                           Leaf   version: how often it was changed, and how many regions it has
 //!                                  heads:   [ 0x61000 | 0x70000 | ... ]   the first start of each group but the first, searched second
 //!                                  groups:  8 of 8 slots, searched third
-//!                                           starts:  [ 0x61000 | 0x61000 | 0x62000 | 0x65000 | ... ]
-//!                                           lengths: [  0x1000 |  0x1000 |   0x800 |  0x2000 | ... ]
-//!                                           regions: [       * |       * |       * |       * | ... ]
+//!                                           [ 0x61000, 0x1000, * | 0x61000, 0x1000, * | 0x62000, 0x800, * | ... ]
+//!                                             start, length and region of each slot
 //! ```
 //!
 //! Slots that no region needs are *gaps*: they repeat the slot before them, or are null before the first region. So searching needs no
@@ -22,8 +21,9 @@
 //! 3. No leaf is empty. An empty index has a top without leaves.
 //! 4. Of two neighbouring leaves at most one is a quarter full or less: whichever becomes so merges with a neighbour if both together
 //!    fill three quarters or less. So n regions take at most 8n/capacity + 2 leaves, whatever was removed.
-//! 5. The starts of a leaf ascend. A region stands in the first of its slots from its insertion into the leaf until it is removed or the
-//!    leaf is replaced; it never moves. It has one reference count for all its slots.
+//! 5. The starts of a leaf ascend. The slots of a region are neighbours, and its first one is kept until the region is removed or the leaf is
+//!    replaced, but for moves to the next higher slot, which is written before the lower one is overwritten. One reference count stands
+//!    for all slots of a region.
 //! 6. A replaced leaf never changes again. The arrays of a published top never change, but for the slots of the *present* top.
 //!
 //! A lower bound stays when the leaf's first region goes. So it may later lie *inside* a new region of the leaf before, and a
@@ -31,17 +31,17 @@
 //!
 //! # Who may do what
 //!
-//! There is one [`Writer`]; it lives inside the registry's mutex. It removes a region in place, and inserts one in place where there is a
-//! gap. Where there is none, it puts a new leaf with gaps between all regions into the slot of the present top; only when leaves split,
+//! There is one [`Writer`]; it lives inside the registry's mutex. It removes a region in place, and inserts one in place if there is a
+//! gap at its place or behind it. If there is none, it puts a new leaf with gaps between all regions into the slot of the present top; only when leaves split,
 //! merge or vanish does it build a new top. Readers pin an epoch ([`Index::pin`]), load the top, load a slot. What they can reach is
 //! destroyed only after all who were pinned have gone on, by `crossbeam-epoch`: the old leaf, the old top, and the index's count of a
 //! removed region.
 //!
 //! What readers and the writer may touch at once is atomic. The writer marks a leaf's version while it changes it, and counts it up
 //! afterwards. A reader that sees the mark, or another version after its search than before, does not know what belongs together. It
-//! searches the leaf again by its pointers alone, and takes the ranges from the regions, which never change: each pointer is right by itself,
-//! and a region that is there all the time is found because of invariant 5. So readers never wait, not even for a writer that has lost its
-//! processor amid a change.
+//! searches the leaf again by its pointers alone, from the first to the last, and takes the ranges from the regions, which never change.
+//! Each pointer is right by itself, and a region that is there all the time is found because of invariant 5: its first slot is never one that
+//! the reader has passed. So readers never wait, not even for a writer that has lost its processor amid a change.
 //!
 //! # Why look-ups are right
 //!
@@ -57,9 +57,9 @@
 //! | operation | cost |
 //! |---|---|
 //! | pin | one store and a fence |
-//! | look-up | two searches: the lower bounds of n/48 or so leaves, then two cache lines of one leaf; then one region |
+//! | look-up | two searches: the lower bounds of n/48 or so leaves, then four cache lines of one leaf; then one region |
 //! | remove | the same, and some stores to the slots of the region; one deferred call, for its count |
-//! | insert | the same, and some stores to the gap; without a gap a new leaf (1.6 KiB) |
+//! | insert | the same, and some stores to the gap or as far as the next one; without one behind the place a new leaf (1.6 KiB) |
 //! | split, merge | new leaves and a copy of the top; at most one insertion or removal in 16 |
 //! | memory | 25 bytes a region after registrations in ascending order, some 36 in random order, at most 200 |
 #![allow(unsafe_code)]
@@ -101,11 +101,19 @@ impl Slot {
     const NULL: Slot = Slot { start: 0, length: 0, region: ptr::null_mut() };
 }
 
-/// Slots, by field: a search reads starts only.
-struct Group {
-    starts: [AtomicU64; GROUP],
-    lengths: [AtomicU64; GROUP],
-    regions: [AtomicPtr<Region>; GROUP],
+/// A slot that readers read while the writer writes it. Fields of one slot lie together: searching a group touches all of its lines at
+/// once, so that nothing else has to be waited for.
+struct SharedSlot {
+    start: AtomicU64,
+    length: AtomicU64,
+    region: AtomicPtr<Region>,
+}
+
+impl SharedSlot {
+    fn new(slot: Slot) -> SharedSlot {
+        let Slot { start, length, region } = slot;
+        SharedSlot { start: AtomicU64::new(start), length: AtomicU64::new(length), region: AtomicPtr::new(region) }
+    }
 }
 
 /// See the module.
@@ -114,7 +122,7 @@ struct Leaf {
     /// The number of regions, the mark, and the number of changes.
     version: AtomicU64,
     heads: [AtomicU64; GROUPS - 1],
-    groups: [Group; GROUPS],
+    groups: [[SharedSlot; GROUP]; GROUPS],
 }
 
 /// The bits of [`Leaf::version`] that count regions.
@@ -130,15 +138,11 @@ impl Leaf {
     /// A leaf with these regions, in ascending order, and gaps after all of them if there are few.
     fn new(items: &[Slot]) -> Owned<Leaf> {
         assert!(!items.is_empty() && items.len() <= LEAF_CAPACITY);
-        let item = |slot: usize| &items[slot * items.len() / LEAF_CAPACITY];
-        let group = |group: usize| Group {
-            starts: std::array::from_fn(|at| AtomicU64::new(item(group * GROUP + at).start)),
-            lengths: std::array::from_fn(|at| AtomicU64::new(item(group * GROUP + at).length)),
-            regions: std::array::from_fn(|at| AtomicPtr::new(item(group * GROUP + at).region)),
-        };
+        let slot = |at: usize| items[at * items.len() / LEAF_CAPACITY];
+        let group = |group: usize| std::array::from_fn(|at| SharedSlot::new(slot(group * GROUP + at)));
         Owned::new(Leaf {
             version: AtomicU64::new(items.len() as u64),
-            heads: std::array::from_fn(|at| AtomicU64::new(item((at + 1) * GROUP).start)),
+            heads: std::array::from_fn(|at| AtomicU64::new(slot((at + 1) * GROUP).start)),
             groups: std::array::from_fn(group),
         })
     }
@@ -146,17 +150,17 @@ impl Leaf {
     /// Number of slots, from the first, that start at or below the address. Counts instead of halving: the comparisons do not wait
     /// for each other.
     fn rank(&self, address: u64) -> usize {
-        let count = |starts: &[AtomicU64]| starts.iter().filter(|start| start.load(Ordering::Relaxed) <= address).count();
-        let group = count(&self.heads);
-        group * GROUP + count(&self.groups[group].starts)
+        let is_reached = |start: &AtomicU64| start.load(Ordering::Relaxed) <= address;
+        let group = self.heads.iter().filter(|head| is_reached(head)).count();
+        group * GROUP + self.groups[group].iter().filter(|slot| is_reached(&slot.start)).count()
     }
 
     fn slot(&self, at: usize) -> Slot {
-        let (group, at) = (&self.groups[at / GROUP], at % GROUP);
+        let slot = &self.groups[at / GROUP][at % GROUP];
         Slot {
-            start: group.starts[at].load(Ordering::Relaxed),
-            length: group.lengths[at].load(Ordering::Relaxed),
-            region: group.regions[at].load(Ordering::Relaxed),
+            start: slot.start.load(Ordering::Relaxed),
+            length: slot.length.load(Ordering::Relaxed),
+            region: slot.region.load(Ordering::Relaxed),
         }
     }
 
@@ -181,8 +185,8 @@ impl Leaf {
     #[cold]
     unsafe fn predecessor_amid_change(&self, address: u64) -> Slot {
         let mut best = Slot::NULL;
-        for region in self.groups.iter().flat_map(|group| &group.regions) {
-            let region = region.load(Ordering::Acquire);
+        for slot in self.groups.iter().flatten() {
+            let region = slot.region.load(Ordering::Acquire);
             // SAFETY: a region that a slot leads to is destroyed only after the caller is done.
             let Some(range) = (unsafe { region.as_ref() }).map(Region::range) else { continue };
             if (best.start..=address).contains(&range.address()) {
@@ -206,36 +210,51 @@ impl Leaf {
         last - before..last + 1
     }
 
-    /// The gaps in which a new region with this start may be put.
-    fn gaps(&self, start: u64) -> Range<usize> {
-        let Some(last) = self.rank(start).checked_sub(1) else { return 0..0 };
-        let Range { start: first, end } = self.slots_until(last);
-        first + usize::from(!self.slot(last).region.is_null())..end
+    /// Puts a new region between its neighbours: into the gaps before its place, or into the place, after moving what lies between that and
+    /// the next gap by one. False if there is neither.
+    fn insert(&self, item: Slot) -> bool {
+        let rank = self.rank(item.start);
+        let count = self.count() + 1;
+        if let Some(last) = rank.checked_sub(1) {
+            let Range { start: first, end } = self.slots_until(last);
+            let gaps = first + usize::from(!self.slot(last).region.is_null())..end;
+            if !gaps.is_empty() {
+                self.change(gaps.map(|at| (at, item)), count);
+                return true;
+            }
+        }
+        let Some(gap) = (rank + 1..LEAF_CAPACITY).find(|at| self.slot(*at).region == self.slot(at - 1).region) else {
+            return false;
+        };
+        let moves = (rank + 1..=gap).rev().map(|at| (at, self.slot(at - 1)));
+        self.change(moves.chain([(rank, item)]), count);
+        true
     }
 
     /// The regions, in ascending order.
     fn items(&self) -> Vec<Slot> {
-        let mut items: Vec<Slot> = (0..LEAF_CAPACITY).map(|at| self.slot(at)).filter(|slot| !slot.region.is_null()).collect();
+        let mut items = Vec::with_capacity(LEAF_CAPACITY + 1);
+        items.extend((0..LEAF_CAPACITY).map(|at| self.slot(at)).filter(|slot| !slot.region.is_null()));
         items.dedup();
         items
     }
 
-    /// Changes slots; afterwards there are `count` regions.
-    fn fill(&self, slots: Range<usize>, slot: Slot, count: usize) {
+    /// Writes slots, in this order; afterwards there are `count` regions.
+    fn change(&self, slots: impl Iterator<Item = (usize, Slot)>, count: usize) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version | CHANGING, Ordering::Relaxed);
         // Whoever sees one of the following stores sees the mark.
         fence(Ordering::Release);
-        for at in slots {
+        for (at, slot) in slots {
             let (group, at) = (at / GROUP, at % GROUP);
             if at == 0 && group > 0 {
                 self.heads[group - 1].store(slot.start, Ordering::Relaxed);
             }
-            let group = &self.groups[group];
-            group.starts[at].store(slot.start, Ordering::Relaxed);
-            group.lengths[at].store(slot.length, Ordering::Relaxed);
-            // Readers amid the change get to the region by this pointer alone.
-            group.regions[at].store(slot.region, Ordering::Release);
+            let shared = &self.groups[group][at];
+            shared.start.store(slot.start, Ordering::Relaxed);
+            shared.length.store(slot.length, Ordering::Relaxed);
+            // Readers amid the change rely on this pointer alone, and on what was stored before it.
+            shared.region.store(slot.region, Ordering::Release);
         }
         self.version.store((version & !COUNT) + CHANGE + count as u64, Ordering::Release);
     }
@@ -449,11 +468,8 @@ impl Writer {
             return self.splice(top, 0..0, [Leaf::new(&[item])]);
         };
         let count = leaf.count();
-        if count < self.capacity {
-            let gaps = leaf.gaps(item.start);
-            if !gaps.is_empty() {
-                return leaf.fill(gaps, item, count + 1);
-            }
+        if count < self.capacity && leaf.insert(item) {
+            return;
         }
         let mut items = leaf.items();
         let rank = items.partition_point(|other| other.start < item.start);
@@ -490,7 +506,7 @@ impl Writer {
         } else {
             let slots = old.slots_until(last);
             let before = slots.start.checked_sub(1).map_or(Slot::NULL, |at| old.slot(at));
-            old.fill(slots, before, count);
+            old.change(slots.map(|at| (at, before)), count);
             if count <= self.capacity / 4 {
                 let fits = |other: usize| leaf(other).is_some_and(|other| other.count() + count <= self.capacity * 3 / 4);
                 if let Some(first) = at.checked_sub(1).filter(|at| fits(*at)).or_else(|| fits(at + 1).then_some(at)) {
