@@ -114,6 +114,21 @@ impl SharedSlot {
         let Slot { start, length, region } = slot;
         SharedSlot { start: AtomicU64::new(start), length: AtomicU64::new(length), region: AtomicPtr::new(region) }
     }
+
+    fn load(&self) -> Slot {
+        Slot {
+            start: self.start.load(Ordering::Relaxed),
+            length: self.length.load(Ordering::Relaxed),
+            region: self.region.load(Ordering::Relaxed),
+        }
+    }
+
+    fn store(&self, slot: Slot) {
+        self.start.store(slot.start, Ordering::Relaxed);
+        self.length.store(slot.length, Ordering::Relaxed);
+        // Readers amid a change rely on this pointer alone, and on what was stored before it.
+        self.region.store(slot.region, Ordering::Release);
+    }
 }
 
 /// See the module.
@@ -156,12 +171,7 @@ impl Leaf {
     }
 
     fn slot(&self, at: usize) -> Slot {
-        let slot = &self.groups[at / GROUP][at % GROUP];
-        Slot {
-            start: slot.start.load(Ordering::Relaxed),
-            length: slot.length.load(Ordering::Relaxed),
-            region: slot.region.load(Ordering::Relaxed),
-        }
+        self.groups[at / GROUP][at % GROUP].load()
     }
 
     /// For readers: the region with the largest start at or below the address, if any, and the version in which it is there.
@@ -183,6 +193,7 @@ impl Leaf {
 
     /// As [`Leaf::predecessor`], whatever the writer does meanwhile.
     #[cold]
+    #[inline(never)]
     unsafe fn predecessor_amid_change(&self, address: u64) -> Slot {
         let mut best = Slot::NULL;
         for slot in self.groups.iter().flatten() {
@@ -250,11 +261,7 @@ impl Leaf {
             if at == 0 && group > 0 {
                 self.heads[group - 1].store(slot.start, Ordering::Relaxed);
             }
-            let shared = &self.groups[group][at];
-            shared.start.store(slot.start, Ordering::Relaxed);
-            shared.length.store(slot.length, Ordering::Relaxed);
-            // Readers amid the change rely on this pointer alone, and on what was stored before it.
-            shared.region.store(slot.region, Ordering::Release);
+            self.groups[group][at].store(slot);
         }
         self.version.store((version & !COUNT) + CHANGE + count as u64, Ordering::Release);
     }
