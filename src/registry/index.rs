@@ -242,6 +242,13 @@ impl Leaf {
         true
     }
 
+    /// Removes the region of which this is the last slot, and leaves gaps.
+    fn remove(&self, last: usize) {
+        let slots = self.slots_until(last);
+        let before = slots.start.checked_sub(1).map_or(Slot::NULL, |at| self.slot(at));
+        self.change(slots.map(|at| (at, before)), self.count() - 1);
+    }
+
     /// The regions, in ascending order.
     fn items(&self) -> Vec<Slot> {
         let mut items = Vec::with_capacity(LEAF_CAPACITY + 1);
@@ -511,9 +518,7 @@ impl Writer {
         if count == 0 {
             self.splice(top, at..at + 1, []);
         } else {
-            let slots = old.slots_until(last);
-            let before = slots.start.checked_sub(1).map_or(Slot::NULL, |at| old.slot(at));
-            old.change(slots.map(|at| (at, before)), count);
+            old.remove(last);
             if count <= self.capacity / 4 {
                 let fits = |other: usize| leaf(other).is_some_and(|other| other.count() + count <= self.capacity * 3 / 4);
                 if let Some(first) = at.checked_sub(1).filter(|at| fits(*at)).or_else(|| fits(at + 1).then_some(at)) {
@@ -565,6 +570,17 @@ impl Writer {
         }
     }
 
+    /// Marks all leaves as if the writer had stopped amid a change of each, or takes the marks away.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn mark_changing(&mut self, changing: bool) {
+        // SAFETY: the writer is borrowed, here and below.
+        let (top, guard) = unsafe { (self.shared.top(epoch::unprotected()), epoch::unprotected()) };
+        for leaf in (0..top.leaves.len()).filter_map(|at| unsafe { top.leaf(at, guard) }) {
+            let version = leaf.version.load(Ordering::Relaxed) & !CHANGING;
+            leaf.version.store(version | if changing { CHANGING } else { 0 }, Ordering::Relaxed);
+        }
+    }
+
     /// Panics where an invariant of the module does not hold. Returns the number of leaves.
     #[cfg(all(test, not(loom)))]
     pub(super) fn check(&self) -> usize {
@@ -612,8 +628,122 @@ pub(super) fn join(first: MemoryRange, second: MemoryRange) -> Option<MemoryRang
 }
 
 /// Makes up ranges for tests, in which nobody touches the bytes.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 pub(super) fn fake_range(address: u64, length: u64) -> MemoryRange {
     // SAFETY: no test reads or writes the memory of a made-up range.
     unsafe { MemoryRange::new(address, length) }.expect("the range wraps")
+}
+
+/// A reader and the writer of one leaf of four slots, with up to two forced switches between them.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::registry::RegionOptions;
+
+    /// Regions of 5 bytes.
+    const LENGTH: u64 = 5;
+
+    struct Regions(Vec<Arc<Region>>);
+
+    impl Regions {
+        fn new(starts: &[u64]) -> Regions {
+            let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
+            let region =
+                |start: &u64| Arc::new(Region::new(fake_range(*start, LENGTH), &options, options.location.clone(), *start));
+            Regions(starts.iter().map(region).collect())
+        }
+
+        fn slot(&self, start: u64) -> Slot {
+            let region = self.0.iter().find(|region| region.range().address() == start).unwrap();
+            Slot { start, length: LENGTH, region: Arc::as_ptr(region).cast_mut() }
+        }
+    }
+
+    struct Model {
+        regions: Regions,
+        leaf: Box<Leaf>,
+    }
+
+    impl Model {
+        fn insert(&self, start: u64) {
+            assert!(self.leaf.insert(self.regions.slot(start)));
+        }
+
+        fn remove(&self, start: u64) {
+            self.leaf.remove(self.leaf.rank(start) - 1);
+        }
+
+        /// Whether a region starts at the address. It must be the right one.
+        fn finds(&self, start: u64) -> bool {
+            // SAFETY: the regions live as long as the leaf.
+            let (slot, _) = unsafe { self.leaf.predecessor(start) };
+            assert!(slot == Slot::NULL || slot == self.regions.slot(slot.start), "of two regions");
+            slot.start == start
+        }
+    }
+
+    /// A leaf with regions at 10 and 40, which have two slots each, `write` in one thread and `read` in another.
+    fn model(write: fn(&Model), read: fn(&Model)) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(move || {
+            let regions = Regions::new(&[10, 20, 30, 40]);
+            let leaf = Leaf::new(&[regions.slot(10), regions.slot(40)]).into_box();
+            let model = loom::sync::Arc::new(Model { regions, leaf });
+            let reader = {
+                let model = model.clone();
+                loom::thread::spawn(move || read(&model))
+            };
+            write(&model);
+            reader.join().unwrap();
+        });
+    }
+
+    // SAFETY: the pointers in the leaf lead to the regions, which may be used by any thread.
+    unsafe impl Send for Model {}
+    // SAFETY: as above.
+    unsafe impl Sync for Model {}
+
+    #[test]
+    fn what_stays_is_found_while_others_come_and_go() {
+        let fill_and_empty = |model: &Model| {
+            model.insert(20);
+            model.remove(20);
+        };
+        model(fill_and_empty, |model| assert!(model.finds(10)));
+        model(fill_and_empty, |model| assert!(model.finds(40)));
+    }
+
+    #[test]
+    fn what_moves_is_found() {
+        // The second region finds no gap at its place, so 40 makes room.
+        let insert_two = |model: &Model| {
+            model.insert(20);
+            model.insert(30);
+        };
+        model(insert_two, |model| assert!(model.finds(40)));
+        model(insert_two, |model| assert!(model.finds(10)));
+    }
+
+    #[test]
+    fn what_takes_over_slots_is_not_mixed_up_with_what_had_them() {
+        let replace = |model: &Model| {
+            model.remove(40);
+            model.insert(30);
+        };
+        model(replace, |model| {
+            model.finds(40);
+        });
+        model(replace, |model| {
+            model.finds(30);
+        });
+    }
+
+    #[test]
+    fn once_found_stays_found_and_once_gone_stays_gone() {
+        model(|model| model.insert(20), |model| assert!(!model.finds(20) || model.finds(20)));
+        model(|model| model.remove(40), |model| assert!(model.finds(40) || !model.finds(40)));
+    }
 }
