@@ -1,13 +1,18 @@
-//! The ordered index of regions: two levels, copy-on-write, read without locks.
+//! The ordered index of regions: two levels, read without locks or waiting.
 //!
 //! ```text
 //! Shared.top -> Top   firsts: [    0 | 0x40000 | 0x90000 ]    lower bounds, searched first
 //!                     leaves: [    * |       * |       * ]    slots, replaced in place
 //!                                            |
-//!                           Leaf   length:  3
-//!                                  starts:  [ 0x41000 | 0x52000 | 0x60000 | 0 ... ]   searched second, apart from the pointers
-//!                                  regions: [       * |       * |       * | null ]    each owns one count of an Arc<Region>
+//!                           Leaf   version: how often it was changed, and how many regions it has
+//!                                  heads:   [ 0x61000 | 0x70000 | ... ]   the first start of each group but the first, searched second
+//!                                  groups:  8 of 8 slots, searched third
+//!                                           [ 0x61000, 0x1000, * | 0x61000, 0x1000, * | 0x62000, 0x800, * | ... ]
+//!                                             start, length and region of each slot
 //! ```
+//!
+//! Slots that no region needs are *gaps*: they repeat the slot before them, or are null before the first region. So searching needs no
+//! count, a removal leaves a gap, and a registration between the same neighbours fills one. A look-up touches four cache lines of a leaf.
 //!
 //! # Invariants
 //!
@@ -16,31 +21,47 @@
 //! 3. No leaf is empty. An empty index has a top without leaves.
 //! 4. Of two neighbouring leaves at most one is a quarter full or less: whichever becomes so merges with a neighbour if both together
 //!    fill three quarters or less. So n regions take at most 8n/capacity + 2 leaves, whatever was removed.
-//! 5. A published leaf and the arrays of a published top never change, but for the slots of the *present* top.
+//! 5. The starts of a leaf ascend. The slots of a region are neighbours, and its first one is kept until the region is removed or the leaf is
+//!    replaced, but for moves to the next higher slot, which is written before the lower one is overwritten. One reference count stands
+//!    for all slots of a region.
+//! 6. A replaced leaf never changes again. The arrays of a published top never change, but for the slots of the *present* top.
 //!
 //! A lower bound stays when the leaf's first region goes. So it may later lie *inside* a new region of the leaf before, and a
 //! look-up that finds no start at or below the address in its leaf must look at the last region of the previous leaf.
 //!
 //! # Who may do what
 //!
-//! There is one [`Writer`]; it lives inside the registry's mutex. It copies a leaf, changes the copy and puts it into the slot of the
-//! present top; only when leaves split, merge or vanish does it build a new top. Readers pin an epoch ([`Index::pin`]), load the
-//! top, load a slot. What they can reach is destroyed only after all who were pinned have gone on, by `crossbeam-epoch`: the old
-//! leaf, the old top, and the index's count of a removed region. Copying a leaf copies its pointers and no reference count.
+//! There is one [`Writer`]; it lives inside the registry's mutex. It removes a region in place, and inserts one in place if there is a
+//! gap at its place or behind it. If there is none, it puts a new leaf with gaps between all regions into the slot of the present top; only when leaves split,
+//! merge or vanish does it build a new top. Readers pin an epoch ([`Index::pin`]), load the top, load a slot. What they can reach is
+//! destroyed only after all who were pinned have gone on, by `crossbeam-epoch`: the old leaf, the old top, and the index's count of a
+//! removed region.
 //!
-//! A reader that still uses a replaced top sees its slots as they were when it was replaced. That moment lies within its look-up, since each
-//! look-up loads the top anew. A look-up that reads two leaves does so in the order *its own, previous*: if it finds nothing, there
-//! was a moment between the two reads at which no region held the address, for a region that held it throughout is in one of them
-//! all the time. So every look-up has a moment at which its answer was true.
+//! What readers and the writer may touch at once is atomic. The writer marks a leaf's version while it changes it, and counts it up
+//! afterwards. A reader that sees the mark, or another version after its search than before, does not know what belongs together. It
+//! searches the leaf again by its pointers alone, from the first to the last, and takes the ranges from the regions, which never change.
+//! Each pointer is right by itself, and a region that is there all the time is found because of invariant 5: its first slot is never one that
+//! the reader has passed. So readers never wait, not even for a writer that has lost its processor amid a change.
+//!
+//! # Why look-ups are right
+//!
+//! Every look-up has a moment at which its answer was true. A region that it finds was in the index when its version was checked or its
+//! pointer was loaded. If it finds none, some moment had no region at the address: of two regions that both hold it, one must go before the
+//! other comes, so unless there was such a moment *one* region held it throughout, and that one is found. For it stands in one leaf that
+//! the look-up reads: in that of its start, which is the first or the second that is read. A reader that still uses a replaced top or
+//! leaf sees it as it was when it was replaced, or with what was changed later; that moment lies within its look-up, since each look-up
+//! loads the top anew.
 //!
 //! # Cost, for n regions
 //!
 //! | operation | cost |
 //! |---|---|
 //! | pin | one store and a fence |
-//! | look-up | two binary searches: the lower bounds of n/48 or so leaves, the starts of one leaf; then one region |
-//! | insert, remove | the same, and a copy of one leaf (1.5 KiB); for one call in 16 or fewer a copy of the top as well |
-//! | memory | 24 bytes a region after registrations in ascending order, some 35 in random order, at most 200 |
+//! | look-up | two searches: the lower bounds of n/48 or so leaves, then four cache lines of one leaf; then one region |
+//! | remove | the same, and some stores to the slots of the region; one deferred call, for its count |
+//! | insert | the same, and some stores to the gap or as far as the next one; without one behind the place a new leaf (1.6 KiB) |
+//! | split, merge | new leaves and a copy of the top; at most one insertion or removal in 16 |
+//! | memory | 25 bytes a region after registrations in ascending order, some 36 in random order, at most 200 |
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -50,117 +71,206 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared as Pointer};
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicPtr, AtomicU64, fence};
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicPtr, AtomicU64, fence};
 
 use super::Region;
 use crate::sys::MemoryRange;
 
+/// Slots in a group: as many as fit a cache line. Models try all interleavings, so they get less.
+const GROUP: usize = if cfg!(all(test, loom)) { 2 } else { 8 };
+
+/// Groups in a leaf: a cache line has the version and the heads of all but the first.
+const GROUPS: usize = GROUP;
+
 /// Most regions in a leaf. Tests choose less.
-pub(super) const LEAF_CAPACITY: usize = 64;
-
-/// Starts in a cache line.
-const GROUP: usize = 8;
-
-/// Ordered by start. Behind the last region `starts` holds `u64::MAX`, so that searching needs no length.
-struct Leaf {
-    length: usize,
-    starts: [u64; LEAF_CAPACITY],
-    lengths: [u64; LEAF_CAPACITY],
-    regions: [*const Region; LEAF_CAPACITY],
-}
-
-// SAFETY: the pointers stand for shared ownership of `Region`s, which may be used and dropped by any thread.
-unsafe impl Send for Leaf {}
-// SAFETY: as above; a shared leaf gives out shared access to its regions only.
-unsafe impl Sync for Leaf {}
+pub(super) const LEAF_CAPACITY: usize = GROUP * GROUPS;
 
 /// What a leaf knows of one region.
-type Item = (MemoryRange, *const Region);
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Slot {
+    start: u64,
+    length: u64,
+    region: *mut Region,
+}
+
+impl Slot {
+    /// A gap before the first region.
+    const NULL: Slot = Slot { start: 0, length: 0, region: ptr::null_mut() };
+}
+
+/// A slot that readers read while the writer writes it. Fields of one slot lie together: searching a group touches all of its lines at
+/// once, so that nothing else has to be waited for.
+struct SharedSlot {
+    start: AtomicU64,
+    length: AtomicU64,
+    region: AtomicPtr<Region>,
+}
+
+impl SharedSlot {
+    fn new(slot: Slot) -> SharedSlot {
+        let Slot { start, length, region } = slot;
+        SharedSlot { start: AtomicU64::new(start), length: AtomicU64::new(length), region: AtomicPtr::new(region) }
+    }
+
+    fn load(&self) -> Slot {
+        Slot {
+            start: self.start.load(Ordering::Relaxed),
+            length: self.length.load(Ordering::Relaxed),
+            region: self.region.load(Ordering::Relaxed),
+        }
+    }
+
+    fn store(&self, slot: Slot) {
+        self.start.store(slot.start, Ordering::Relaxed);
+        self.length.store(slot.length, Ordering::Relaxed);
+        // Readers amid a change rely on this pointer alone, and on what was stored before it.
+        self.region.store(slot.region, Ordering::Release);
+    }
+}
+
+/// See the module.
+#[repr(C, align(64))]
+struct Leaf {
+    /// The number of regions, the mark, and the number of changes.
+    version: AtomicU64,
+    heads: [AtomicU64; GROUPS - 1],
+    groups: [[SharedSlot; GROUP]; GROUPS],
+}
+
+/// The bits of [`Leaf::version`] that count regions.
+const COUNT: u64 = CHANGING - 1;
+/// The bit of [`Leaf::version`] that is set during a change.
+const CHANGING: u64 = 1 << 8;
+/// One change.
+const CHANGE: u64 = CHANGING << 1;
+/// No leaf has this version.
+const NO_VERSION: u64 = u64::MAX;
 
 impl Leaf {
-    const EMPTY: Leaf =
-        Leaf { length: 0, starts: [u64::MAX; LEAF_CAPACITY], lengths: [0; LEAF_CAPACITY], regions: [ptr::null(); LEAF_CAPACITY] };
+    /// A leaf with these regions, in ascending order, and gaps after all of them if there are few.
+    fn new(items: &[Slot]) -> Owned<Leaf> {
+        assert!(!items.is_empty() && items.len() <= LEAF_CAPACITY);
+        let slot = |at: usize| items[at * items.len() / LEAF_CAPACITY];
+        let group = |group: usize| std::array::from_fn(|at| SharedSlot::new(slot(group * GROUP + at)));
+        Owned::new(Leaf {
+            version: AtomicU64::new(items.len() as u64),
+            heads: std::array::from_fn(|at| AtomicU64::new(slot((at + 1) * GROUP).start)),
+            groups: std::array::from_fn(group),
+        })
+    }
 
-    /// How many regions start at or below the address. Counts instead of halving: the comparisons do not wait for each other.
+    /// Number of slots, from the first, that start at or below the address. Counts instead of halving: the comparisons do not wait
+    /// for each other.
     fn rank(&self, address: u64) -> usize {
-        let group = self.starts.chunks_exact(GROUP).skip(1).filter(|group| group[0] <= address).count();
-        let rank = group * GROUP + self.starts[group * GROUP..][..GROUP].iter().filter(|start| **start <= address).count();
-        // Counts the places behind the last region, too, when the address is `u64::MAX`.
-        rank.min(self.length)
+        let is_reached = |start: &AtomicU64| start.load(Ordering::Relaxed) <= address;
+        let group = self.heads.iter().filter(|head| is_reached(head)).count();
+        group * GROUP + self.groups[group].iter().filter(|slot| is_reached(&slot.start)).count()
     }
 
-    /// A new leaf, with the item put in at its place.
-    fn inserting(&self, at: usize, (range, region): Item) -> Owned<Leaf> {
-        assert!(at <= self.length && self.length < LEAF_CAPACITY);
-        let mut leaf = Box::<Leaf>::new_uninit();
-        let target = leaf.as_mut_ptr();
-        // SAFETY: all fields are written, in bounds, before the memory is used as a leaf.
-        let leaf = unsafe {
-            (&raw mut (*target).length).write(self.length + 1);
-            copy_inserting(&self.starts, &raw mut (*target).starts, at, range.address());
-            copy_inserting(&self.lengths, &raw mut (*target).lengths, at, range.length());
-            copy_inserting(&self.regions, &raw mut (*target).regions, at, region);
-            leaf.assume_init()
+    fn slot(&self, at: usize) -> Slot {
+        self.groups[at / GROUP][at % GROUP].load()
+    }
+
+    /// For readers: the region with the largest start at or below the address, if any, and the version in which it is there.
+    ///
+    /// # Safety
+    /// The leaf was reached as [`Top::leaf`] demands.
+    unsafe fn predecessor(&self, address: u64) -> (Slot, u64) {
+        // Synchronises with the end of the last change, so what the slots lead to is seen, too.
+        let version = self.version.load(Ordering::Acquire);
+        let slot = self.rank(address).checked_sub(1).map_or(Slot::NULL, |at| self.slot(at));
+        // If a load above saw a store of a later change, the load below sees the mark of that change or something later.
+        fence(Ordering::Acquire);
+        if version & CHANGING == 0 && self.version.load(Ordering::Relaxed) == version {
+            return (slot, version);
+        }
+        // SAFETY: passed on to the caller.
+        (unsafe { self.predecessor_amid_change(address) }, NO_VERSION)
+    }
+
+    /// As [`Leaf::predecessor`], whatever the writer does meanwhile.
+    #[cold]
+    #[inline(never)]
+    unsafe fn predecessor_amid_change(&self, address: u64) -> Slot {
+        let mut best = Slot::NULL;
+        for slot in self.groups.iter().flatten() {
+            let region = slot.region.load(Ordering::Acquire);
+            // SAFETY: a region that a slot leads to is destroyed only after the caller is done.
+            let Some(range) = (unsafe { region.as_ref() }).map(Region::range) else { continue };
+            if (best.start..=address).contains(&range.address()) {
+                best = Slot { start: range.address(), length: range.length(), region };
+            }
+        }
+        best
+    }
+
+    // What follows is for the writer.
+
+    /// Number of regions.
+    fn count(&self) -> usize {
+        (self.version.load(Ordering::Relaxed) & COUNT) as usize
+    }
+
+    /// All slots of the region, or all gaps before the first one, of which this is the last.
+    fn slots_until(&self, last: usize) -> Range<usize> {
+        let region = self.slot(last).region;
+        let before = (0..last).rev().take_while(|at| self.slot(*at).region == region).count();
+        last - before..last + 1
+    }
+
+    /// Puts a new region between its neighbours: into the gaps before its place, or into the place, after moving what lies between that and
+    /// the next gap by one. False if there is neither.
+    fn insert(&self, item: Slot) -> bool {
+        let rank = self.rank(item.start);
+        let count = self.count() + 1;
+        if let Some(last) = rank.checked_sub(1) {
+            let Range { start: first, end } = self.slots_until(last);
+            let gaps = first + usize::from(!self.slot(last).region.is_null())..end;
+            if !gaps.is_empty() {
+                self.change(gaps.map(|at| (at, item)), count);
+                return true;
+            }
+        }
+        let Some(gap) = (rank + 1..LEAF_CAPACITY).find(|at| self.slot(*at).region == self.slot(at - 1).region) else {
+            return false;
         };
-        Owned::from(leaf)
+        let moves = (rank + 1..=gap).rev().map(|at| (at, self.slot(at - 1)));
+        self.change(moves.chain([(rank, item)]), count);
+        true
     }
 
-    /// A new leaf without the item.
-    fn removing(&self, at: usize) -> Owned<Leaf> {
-        assert!(at < self.length);
-        let mut leaf = Box::<Leaf>::new_uninit();
-        let target = leaf.as_mut_ptr();
-        // SAFETY: all fields are written, in bounds, before the memory is used as a leaf.
-        let leaf = unsafe {
-            (&raw mut (*target).length).write(self.length - 1);
-            copy_removing(&self.starts, &raw mut (*target).starts, at, u64::MAX);
-            copy_removing(&self.lengths, &raw mut (*target).lengths, at, 0);
-            copy_removing(&self.regions, &raw mut (*target).regions, at, ptr::null());
-            leaf.assume_init()
-        };
-        Owned::from(leaf)
+    /// Removes the region of which this is the last slot, and leaves gaps.
+    fn remove(&self, last: usize) {
+        let slots = self.slots_until(last);
+        let before = slots.start.checked_sub(1).map_or(Slot::NULL, |at| self.slot(at));
+        self.change(slots.map(|at| (at, before)), self.count() - 1);
     }
 
-    /// A new leaf with the items of `part` of this one.
-    fn part(&self, part: Range<usize>) -> Owned<Leaf> {
-        let mut leaf = Owned::new(Leaf::EMPTY);
-        leaf.append(self, part);
-        leaf
+    /// The regions, in ascending order.
+    fn items(&self) -> Vec<Slot> {
+        let mut items = Vec::with_capacity(LEAF_CAPACITY + 1);
+        items.extend((0..LEAF_CAPACITY).map(|at| self.slot(at)).filter(|slot| !slot.region.is_null()));
+        items.dedup();
+        items
     }
 
-    fn append(&mut self, other: &Leaf, part: Range<usize>) {
-        let target = self.length..self.length + part.len();
-        self.starts[target.clone()].copy_from_slice(&other.starts[part.clone()]);
-        self.lengths[target.clone()].copy_from_slice(&other.lengths[part.clone()]);
-        self.regions[target.clone()].copy_from_slice(&other.regions[part]);
-        self.length = target.end;
-    }
-}
-
-/// Copies an array and puts `value` in at `at`; the last element falls out.
-///
-/// # Safety
-/// `target` may be written, and `at` is an index of it.
-unsafe fn copy_inserting<T: Copy, const N: usize>(source: &[T; N], target: *mut [T; N], at: usize, value: T) {
-    let (source, target) = (source.as_ptr(), target.cast::<T>());
-    // SAFETY: 0..at, at, and at + 1..N are the whole target; the source is read from 0..N - 1.
-    unsafe {
-        target.copy_from_nonoverlapping(source, at);
-        target.add(at).write(value);
-        target.add(at + 1).copy_from_nonoverlapping(source.add(at), N - 1 - at);
-    }
-}
-
-/// Copies an array but for the element at `at`, and ends it with `last`.
-///
-/// # Safety
-/// `target` may be written, and `at` is an index of it.
-unsafe fn copy_removing<T: Copy, const N: usize>(source: &[T; N], target: *mut [T; N], at: usize, last: T) {
-    let (source, target) = (source.as_ptr(), target.cast::<T>());
-    // SAFETY: 0..at, at..N - 1, and N - 1 are the whole target; the source is read from 0..at and at + 1..N.
-    unsafe {
-        target.copy_from_nonoverlapping(source, at);
-        target.add(at).copy_from_nonoverlapping(source.add(at + 1), N - 1 - at);
-        target.add(N - 1).write(last);
+    /// Writes slots, in this order; afterwards there are `count` regions.
+    fn change(&self, slots: impl Iterator<Item = (usize, Slot)>, count: usize) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version | CHANGING, Ordering::Relaxed);
+        // Whoever sees one of the following stores sees the mark.
+        fence(Ordering::Release);
+        for (at, slot) in slots {
+            let (group, at) = (at / GROUP, at % GROUP);
+            if at == 0 && group > 0 {
+                self.heads[group - 1].store(slot.start, Ordering::Relaxed);
+            }
+            self.groups[group][at].store(slot);
+        }
+        self.version.store((version & !COUNT) + CHANGE + count as u64, Ordering::Release);
     }
 }
 
@@ -190,26 +300,15 @@ impl Top {
     /// As [`Top::leaf`].
     unsafe fn predecessor<'g>(&self, address: u64, guard: &'g Guard) -> Option<Entry<'g>> {
         let mut at = self.locate(address);
-        // SAFETY: passed on to the caller.
-        let mut leaf = unsafe { self.leaf(at, guard) }?;
-        let mut rank = leaf.rank(address);
-        if rank == 0 {
+        loop {
+            // SAFETY: passed on to the caller, here and below.
+            let leaf = unsafe { self.leaf(at, guard) }?;
+            let (Slot { start, length, region }, version) = unsafe { leaf.predecessor(address) };
+            if let Some(region) = NonNull::new(region) {
+                return Some(Entry { start, length, region, top: self, at, leaf, version, pin: PhantomData });
+            }
             at = at.checked_sub(1)?;
-            // SAFETY: passed on to the caller.
-            leaf = unsafe { self.leaf(at, guard) }?;
-            rank = leaf.length;
         }
-        let position = rank.checked_sub(1)?;
-        Some(Entry {
-            start: leaf.starts[position],
-            length: leaf.lengths[position],
-            region: NonNull::new(leaf.regions[position].cast_mut())?,
-            top: self,
-            at,
-            leaf,
-            position,
-            pin: PhantomData,
-        })
     }
 }
 
@@ -234,9 +333,8 @@ impl Drop for Shared {
             let guard = epoch::unprotected();
             let top = self.top.load(Ordering::Relaxed, guard).into_owned();
             for slot in &top.leaves {
-                let leaf = slot.load(Ordering::Relaxed, guard).into_owned();
-                for region in &leaf.regions[..leaf.length] {
-                    drop(Arc::from_raw(*region));
+                for item in slot.load(Ordering::Relaxed, guard).into_owned().items() {
+                    drop(Arc::from_raw(item.region));
                 }
             }
         }
@@ -249,11 +347,11 @@ pub(super) struct Entry<'g> {
     start: u64,
     length: u64,
     region: NonNull<Region>,
-    /// Where it was found: the top, the place in it, the leaf that was there, and the place in that.
+    /// Where it was found: the top, the place in it, the leaf that was there, and the version of that.
     top: *const Top,
     at: usize,
     leaf: *const Leaf,
-    position: usize,
+    version: u64,
     pin: PhantomData<&'g Region>,
 }
 
@@ -324,11 +422,14 @@ impl Pinned<'_> {
         unsafe { self.shared.top(&self.guard).predecessor(address, &self.guard) }
     }
 
-    /// Whether an entry that this reader found is still in the index. Comparing addresses is enough: none is used again while pinned.
+    /// Whether an entry that this reader found is still in the index. False, too, if its leaf was changed since. Comparing addresses is
+    /// enough: none is used again while pinned.
     pub(super) fn is_present(&self, entry: &Entry<'_>) -> bool {
-        // SAFETY: `guard` is pinned.
+        // SAFETY: `guard` is pinned, here and below.
         let top = unsafe { self.shared.top(&self.guard) };
-        ptr::eq(top, entry.top) && top.leaves[entry.at].load(Ordering::Acquire, &self.guard).as_raw() == entry.leaf
+        let leaf = |at| unsafe { top.leaf(at, &self.guard) };
+        ptr::eq(top, entry.top)
+            && leaf(entry.at).is_some_and(|leaf| ptr::eq(leaf, entry.leaf) && leaf.version.load(Ordering::Acquire) == entry.version)
     }
 }
 
@@ -357,98 +458,91 @@ impl Writer {
     /// Adds the region that `make` answers, which has this range. If the range, which is not empty, overlaps another region, that one is the
     /// error.
     pub(super) fn insert(&mut self, range: MemoryRange, make: impl FnOnce() -> Arc<Region>) -> Result<Arc<Region>, Arc<Region>> {
-        let start = range.address();
-        let guard = &epoch::pin();
-        // SAFETY: pinned.
-        let top = unsafe { self.shared.top(guard) };
+        let (start, last) = (range.address(), range.address() + (range.length() - 1));
         // Regions do not overlap, so if any meets the range, the one with the largest start does. If none does, the range's place is
         // right behind that one.
-        // SAFETY: pinned.
-        let before = unsafe { top.predecessor(start + (range.length() - 1), guard) };
-        let (at, rank) = match before {
+        let at = match self.predecessor(last) {
             Some(other) if other.intersects(&range) => return Err(other.to_arc()),
-            Some(other) if top.firsts.get(other.at + 1).is_some_and(|first| *first <= start) => (other.at + 1, 0),
-            Some(other) => (other.at, other.position + 1),
-            None => (0, 0),
+            Some(other) => other.at,
+            None => 0,
         };
         let region = make();
         debug_assert_eq!(region.range(), range);
-        self.insert_at(top, at, rank, (range, Arc::into_raw(region.clone())), guard);
+        self.insert_from(at, Slot { start, length: range.length(), region: Arc::into_raw(region.clone()).cast_mut() });
         Ok(region)
     }
 
-    fn insert_at(&mut self, top: &Top, at: usize, rank: usize, item: Item, guard: &Guard) {
+    /// Puts the region into the leaf or, if that begins at or below its start, the next one.
+    fn insert_from(&mut self, at: usize, item: Slot) {
         self.length += 1;
-        // SAFETY: pinned.
-        let Some(old) = (unsafe { top.leaf(at, guard) }) else {
-            return self.splice(top, 0..0, [Leaf::EMPTY.inserting(0, item)], guard);
+        // SAFETY: this is the only writer, here and below.
+        let top = unsafe { self.shared.top(epoch::unprotected()) };
+        let at = at + usize::from(top.firsts.get(at + 1).is_some_and(|first| *first <= item.start));
+        let Some(leaf) = (unsafe { top.leaf(at, epoch::unprotected()) }) else {
+            return self.splice(top, 0..0, [Leaf::new(&[item])]);
         };
-        if old.length < self.capacity {
-            return self.replace(top, at, old.inserting(rank, item), guard);
+        let count = leaf.count();
+        if count < self.capacity && leaf.insert(item) {
+            return;
         }
-        if rank == old.length && at + 1 == top.leaves.len() {
+        let mut items = leaf.items();
+        let rank = items.partition_point(|other| other.start < item.start);
+        if count == self.capacity && rank == count && at + 1 == top.leaves.len() {
             // Registering in ascending order leaves full leaves behind.
-            return self.splice(top, at + 1..at + 1, [Leaf::EMPTY.inserting(0, item)], guard);
+            return self.splice(top, at + 1..at + 1, [Leaf::new(&[item])]);
         }
-        let half = old.length / 2;
-        let (mut lower, mut upper) = (old.part(0..half), old.part(half..old.length));
-        if rank <= half {
-            lower = lower.inserting(rank, item);
+        items.insert(rank, item);
+        if count < self.capacity {
+            self.replace(top, at, Leaf::new(&items));
         } else {
-            upper = upper.inserting(rank - half, item);
+            let (lower, upper) = items.split_at(items.len() / 2);
+            self.splice(top, at..at + 1, [Leaf::new(lower), Leaf::new(upper)]);
         }
-        self.splice(top, at..at + 1, [lower, upper], guard);
     }
 
     /// Removes the region that starts at the address. False if there is none. The reference to it is given up when no reader can
     /// have it any more.
     pub(super) fn remove(&mut self, start: u64) -> bool {
-        let guard = &epoch::pin();
-        // SAFETY: pinned.
-        let top = unsafe { self.shared.top(guard) };
+        // SAFETY: this is the only writer, here and below.
+        let top = unsafe { self.shared.top(epoch::unprotected()) };
+        let leaf = |at: usize| unsafe { top.leaf(at, epoch::unprotected()) };
         let at = top.locate(start);
-        // SAFETY: pinned, here and below.
-        let leaf = |at: usize| unsafe { top.leaf(at, guard) };
         let Some(old) = leaf(at) else { return false };
-        let Some(position) = old.rank(start).checked_sub(1).filter(|at| old.starts[*at] == start) else { return false };
-        let region = old.regions[position];
+        let Some(last) = old.rank(start).checked_sub(1) else { return false };
+        let Slot { start: found, region, .. } = old.slot(last);
+        if found != start || region.is_null() {
+            return false;
+        }
         self.length -= 1;
-
-        let length = old.length - 1;
-        let fits = |other: Option<&Leaf>| other.is_some_and(|other| other.length + length <= self.capacity * 3 / 4);
-        if length == 0 {
-            self.splice(top, at..at + 1, [], guard);
+        let count = old.count() - 1;
+        if count == 0 {
+            self.splice(top, at..at + 1, []);
         } else {
-            let mut new = old.removing(position);
-            let previous = at.checked_sub(1);
-            if length > self.capacity / 4 {
-                self.replace(top, at, new, guard);
-            } else if let Some((previous, leaf)) = previous.and_then(|at| Some((at, leaf(at)?))).filter(|found| fits(Some(found.1)))
-            {
-                let mut merged = leaf.part(0..leaf.length);
-                merged.append(&new, 0..new.length);
-                self.splice(top, previous..at + 1, [merged], guard);
-            } else if let Some(next) = leaf(at + 1).filter(|next| fits(Some(next))) {
-                new.append(next, 0..next.length);
-                self.splice(top, at..at + 2, [new], guard);
-            } else {
-                self.replace(top, at, new, guard);
+            old.remove(last);
+            if count <= self.capacity / 4 {
+                let fits = |other: usize| leaf(other).is_some_and(|other| other.count() + count <= self.capacity * 3 / 4);
+                if let Some(first) = at.checked_sub(1).filter(|at| fits(*at)).or_else(|| fits(at + 1).then_some(at)) {
+                    let items: Vec<Slot> = [first, first + 1].into_iter().filter_map(leaf).flat_map(Leaf::items).collect();
+                    self.splice(top, first..first + 2, [Leaf::new(&items)]);
+                }
             }
         }
         // SAFETY: no leaf leads to the region any more, so nobody finds it who pins from now on; the count is the one that `insert` took.
-        unsafe { guard.defer_unchecked(move || drop(Arc::from_raw(region))) };
+        unsafe { epoch::pin().defer_unchecked(move || drop(Arc::from_raw(region))) };
         true
     }
 
     /// Puts a new leaf into the slot.
-    fn replace(&self, top: &Top, at: usize, leaf: Owned<Leaf>, guard: &Guard) {
+    fn replace(&self, top: &Top, at: usize, leaf: Owned<Leaf>) {
+        let guard = &epoch::pin();
         let old = top.leaves[at].swap(leaf, Ordering::AcqRel, guard);
         // SAFETY: unlinked: this slot was the only way to it, but for slots of tops that are replaced already.
         unsafe { guard.defer_destroy(old) };
     }
 
     /// Replaces the top by one in which `leaves` stand in the place of the leaves `old`.
-    fn splice<const N: usize>(&self, top: &Top, old: Range<usize>, leaves: [Owned<Leaf>; N], guard: &Guard) {
+    fn splice<const N: usize>(&self, top: &Top, old: Range<usize>, leaves: [Owned<Leaf>; N]) {
+        let guard = &epoch::pin();
         let mut firsts = Vec::with_capacity(top.firsts.len() + N);
         let mut slots = Vec::with_capacity(top.leaves.len() + N);
         let slot = |slot: &Atomic<Leaf>| Atomic::from(slot.load(Ordering::Relaxed, guard));
@@ -456,7 +550,7 @@ impl Writer {
         slots.extend(top.leaves[..old.start].iter().map(slot));
         for (position, leaf) in leaves.into_iter().enumerate() {
             // The first of the new leaves takes over the whole room of the first old one, which may begin before its first region.
-            firsts.push(if position == 0 && !old.is_empty() { top.firsts[old.start] } else { leaf.starts[0] });
+            firsts.push(if position == 0 && !old.is_empty() { top.firsts[old.start] } else { leaf.slot(0).start });
             slots.push(Atomic::from(leaf));
         }
         firsts.extend_from_slice(&top.firsts[old.end..]);
@@ -476,6 +570,17 @@ impl Writer {
         }
     }
 
+    /// Marks all leaves as if the writer had stopped amid a change of each, or takes the marks away.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn mark_changing(&mut self, changing: bool) {
+        // SAFETY: the writer is borrowed, here and below.
+        let (top, guard) = unsafe { (self.shared.top(epoch::unprotected()), epoch::unprotected()) };
+        for leaf in (0..top.leaves.len()).filter_map(|at| unsafe { top.leaf(at, guard) }) {
+            let version = leaf.version.load(Ordering::Relaxed) & !CHANGING;
+            leaf.version.store(version | if changing { CHANGING } else { 0 }, Ordering::Relaxed);
+        }
+    }
+
     /// Panics where an invariant of the module does not hold. Returns the number of leaves.
     #[cfg(all(test, not(loom)))]
     pub(super) fn check(&self) -> usize {
@@ -488,21 +593,27 @@ impl Writer {
         let leaves: Vec<&Leaf> = (0..top.leaves.len()).map(|at| unsafe { top.leaf(at, guard) }.unwrap()).collect();
         let mut end = 0;
         for (at, leaf) in leaves.iter().enumerate() {
-            assert!(leaf.length > 0 && leaf.length <= self.capacity);
-            assert!(leaf.starts[0] >= top.firsts[at]);
+            let items = leaf.items();
+            assert_eq!(items.len(), leaf.count());
+            assert!(!items.is_empty() && items.len() <= self.capacity);
+            assert!(items[0].start >= top.firsts[at]);
             if let Some(next) = top.firsts.get(at + 1) {
-                assert!(leaf.starts[leaf.length - 1] < *next);
-                assert!(leaf.length > self.capacity / 4 || leaves[at + 1].length > self.capacity / 4, "two thin neighbours");
+                assert!(items[items.len() - 1].start < *next);
+                let is_thin = |leaf: &Leaf| leaf.count() <= self.capacity / 4;
+                assert!(!is_thin(leaf) || !is_thin(leaves[at + 1]), "two thin neighbours");
             }
-            for (position, start) in leaf.starts[..leaf.length].iter().enumerate() {
+            let starts = (0..LEAF_CAPACITY).map(|at| leaf.slot(at).start);
+            assert!(starts.clone().is_sorted());
+            assert!(leaf.heads.iter().map(|head| head.load(Ordering::Relaxed)).eq(starts.step_by(GROUP).skip(1)));
+            for item in items {
                 // SAFETY: the writer is borrowed, and the index owns a count of the region.
-                let range = unsafe { (*leaf.regions[position]).range() };
-                assert_eq!((range.address(), range.length()), (*start, leaf.lengths[position]));
-                assert!(u128::from(*start) >= end, "overlap");
+                let range = unsafe { (*item.region).range() };
+                assert_eq!((range.address(), range.length()), (item.start, item.length));
+                assert!(u128::from(item.start) >= end, "overlap");
                 end = range.end();
             }
         }
-        assert_eq!(leaves.iter().map(|leaf| leaf.length).sum::<usize>(), self.length);
+        assert_eq!(leaves.iter().map(|leaf| leaf.count()).sum::<usize>(), self.length);
         leaves.len()
     }
 }
@@ -517,8 +628,122 @@ pub(super) fn join(first: MemoryRange, second: MemoryRange) -> Option<MemoryRang
 }
 
 /// Makes up ranges for tests, in which nobody touches the bytes.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 pub(super) fn fake_range(address: u64, length: u64) -> MemoryRange {
     // SAFETY: no test reads or writes the memory of a made-up range.
     unsafe { MemoryRange::new(address, length) }.expect("the range wraps")
+}
+
+/// A reader and the writer of one leaf of four slots, with up to two forced switches between them.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::registry::RegionOptions;
+
+    /// Regions of 5 bytes.
+    const LENGTH: u64 = 5;
+
+    struct Regions(Vec<Arc<Region>>);
+
+    impl Regions {
+        fn new(starts: &[u64]) -> Regions {
+            let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
+            let region =
+                |start: &u64| Arc::new(Region::new(fake_range(*start, LENGTH), &options, options.location.clone(), *start));
+            Regions(starts.iter().map(region).collect())
+        }
+
+        fn slot(&self, start: u64) -> Slot {
+            let region = self.0.iter().find(|region| region.range().address() == start).unwrap();
+            Slot { start, length: LENGTH, region: Arc::as_ptr(region).cast_mut() }
+        }
+    }
+
+    struct Model {
+        regions: Regions,
+        leaf: Box<Leaf>,
+    }
+
+    impl Model {
+        fn insert(&self, start: u64) {
+            assert!(self.leaf.insert(self.regions.slot(start)));
+        }
+
+        fn remove(&self, start: u64) {
+            self.leaf.remove(self.leaf.rank(start) - 1);
+        }
+
+        /// Whether a region starts at the address. It must be the right one.
+        fn finds(&self, start: u64) -> bool {
+            // SAFETY: the regions live as long as the leaf.
+            let (slot, _) = unsafe { self.leaf.predecessor(start) };
+            assert!(slot == Slot::NULL || slot == self.regions.slot(slot.start), "of two regions");
+            slot.start == start
+        }
+    }
+
+    /// A leaf with regions at 10 and 40, which have two slots each, `write` in one thread and `read` in another.
+    fn model(write: fn(&Model), read: fn(&Model)) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(move || {
+            let regions = Regions::new(&[10, 20, 30, 40]);
+            let leaf = Leaf::new(&[regions.slot(10), regions.slot(40)]).into_box();
+            let model = loom::sync::Arc::new(Model { regions, leaf });
+            let reader = {
+                let model = model.clone();
+                loom::thread::spawn(move || read(&model))
+            };
+            write(&model);
+            reader.join().unwrap();
+        });
+    }
+
+    // SAFETY: the pointers in the leaf lead to the regions, which may be used by any thread.
+    unsafe impl Send for Model {}
+    // SAFETY: as above.
+    unsafe impl Sync for Model {}
+
+    #[test]
+    fn what_stays_is_found_while_others_come_and_go() {
+        let fill_and_empty = |model: &Model| {
+            model.insert(20);
+            model.remove(20);
+        };
+        model(fill_and_empty, |model| assert!(model.finds(10)));
+        model(fill_and_empty, |model| assert!(model.finds(40)));
+    }
+
+    #[test]
+    fn what_moves_is_found() {
+        // The second region finds no gap at its place, so 40 makes room.
+        let insert_two = |model: &Model| {
+            model.insert(20);
+            model.insert(30);
+        };
+        model(insert_two, |model| assert!(model.finds(40)));
+        model(insert_two, |model| assert!(model.finds(10)));
+    }
+
+    #[test]
+    fn what_takes_over_slots_is_not_mixed_up_with_what_had_them() {
+        let replace = |model: &Model| {
+            model.remove(40);
+            model.insert(30);
+        };
+        model(replace, |model| {
+            model.finds(40);
+        });
+        model(replace, |model| {
+            model.finds(30);
+        });
+    }
+
+    #[test]
+    fn once_found_stays_found_and_once_gone_stays_gone() {
+        model(|model| model.insert(20), |model| assert!(!model.finds(20) || model.finds(20)));
+        model(|model| model.remove(40), |model| assert!(model.finds(40) || !model.finds(40)));
+    }
 }

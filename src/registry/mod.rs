@@ -269,23 +269,24 @@ fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
 
 impl Changes {
     fn start_drain(&mut self, address: u64) -> std::result::Result<Removal, RefusedDrain> {
-        let found = self.index.predecessor(address).filter(|entry| entry.contains(address)).map(Entry::to_arc);
-        let Some(region) = found else { return Err(None) };
-        let state = region.state();
-        if region.range().address() != address {
-            return Err(Some((region, state)));
-        }
-        match state {
-            State::Live if region.drop_reference_unless_last() => return Ok(Removal::Counted),
+        let Changes { index, published, .. } = self;
+        let entry = index.predecessor(address).filter(|entry| entry.contains(address)).ok_or(None)?;
+        let state = entry.state();
+        let region = match state {
+            _ if entry.range().address() != address => return Err(Some((entry.to_arc(), state))),
+            State::Live if entry.drop_reference_unless_last() => return Ok(Removal::Counted),
             State::Live => {
                 // Whoever finds the count closed looks at the state for the reason.
-                region.set_state(State::Draining);
-                region.in_flight.close();
-                self.published.remove(&region);
+                entry.set_state(State::Draining);
+                entry.in_flight.close();
+                published.remove(&entry).unwrap_or_else(|| entry.to_arc())
             }
-            State::DrainGivenUp => region.set_state(State::Draining),
-            state => return Err(Some((region, state))),
-        }
+            State::DrainGivenUp => {
+                entry.set_state(State::Draining);
+                entry.to_arc()
+            }
+            state => return Err(Some((entry.to_arc(), state))),
+        };
         Ok(Removal::Last(region))
     }
 }

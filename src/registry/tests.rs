@@ -361,7 +361,13 @@ mod model {
 
         pub fn compare_all(&self) {
             check(&self.registry);
-            self.registry.read(|view| (0..SPACE).step_by(count(1, 29)).for_each(|offset| self.compare(view, self.base + offset)));
+            let compare =
+                || self.registry.read(|view| (0..SPACE).step_by(count(1, 29)).for_each(|at| self.compare(view, self.base + at)));
+            compare();
+            // A writer that stopped amid a change holds up nobody.
+            self.registry.changes.lock().index.mark_changing(true);
+            compare();
+            self.registry.changes.lock().index.mark_changing(false);
         }
 
         fn compare_published(&self) {
