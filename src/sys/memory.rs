@@ -1,6 +1,7 @@
 //! Ranges of the host program's memory, and the one copy between them.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
 /// A range of memory of this process that the host program has put into our hands.
 ///
@@ -54,6 +55,11 @@ impl MemoryRange {
     pub fn part(&self, offset: u64, length: u64) -> Option<MemoryRange> {
         (offset <= self.length && length <= self.length - offset).then(|| MemoryRange { address: self.address + offset, length })
     }
+
+    /// What is behind the offset, for a system call.
+    fn vector(&self, offset: u64) -> libc::iovec {
+        libc::iovec { iov_base: (self.address + offset) as *mut libc::c_void, iov_len: (self.length - offset) as usize }
+    }
 }
 
 /// Copies `source` to `target` as `memmove` does; the lengths must be equal. Pages that are not mapped end the process, as with
@@ -69,41 +75,41 @@ pub fn copy(target: MemoryRange, source: MemoryRange) {
 pub fn copy_checked(target: MemoryRange, source: MemoryRange) -> io::Result<()> {
     assert_eq!(target.length, source.length);
     if !target.intersects(&source) {
-        // SAFETY: both ranges were promised by `MemoryRange::new`.
-        return unsafe { copy_by_kernel(target.address, source.address, target.length) };
+        return copy_apart(target, source);
     }
     // The kernel promises no order. So through a buffer, and what is overwritten first has been read before.
     let mut buffer = vec![0_u8; target.length.min(OVERLAP_BUFFER) as usize];
     let mut done = 0;
     while done < target.length {
-        let piece = OVERLAP_BUFFER.min(target.length - done);
-        let offset = if target.address < source.address { done } else { target.length - done - piece };
-        let between = buffer.as_mut_ptr() as u64;
-        // SAFETY: the ranges were promised by `MemoryRange::new`, and the buffer is as long as any piece.
-        unsafe {
-            copy_by_kernel(between, source.address + offset, piece)?;
-            copy_by_kernel(target.address + offset, between, piece)?;
-        }
-        done += piece;
+        let length = OVERLAP_BUFFER.min(target.length - done);
+        let offset = if target.address < source.address { done } else { target.length - done - length };
+        let part = |range: MemoryRange| MemoryRange { address: range.address + offset, length };
+        let between = MemoryRange { address: buffer.as_mut_ptr() as u64, length };
+        copy_apart(between, part(source))?;
+        copy_apart(part(target), between)?;
+        done += length;
     }
     Ok(())
 }
 
 const OVERLAP_BUFFER: u64 = 64 << 10;
 
-/// Copies between ranges that do not overlap; bad pages of either are an error.
-///
-/// # Safety
-/// The library may read the one range and write the other, as [`MemoryRange::new`] has it.
-unsafe fn copy_by_kernel(target: u64, source: u64, length: u64) -> io::Result<()> {
+/// [`copy_checked`] of ranges that do not overlap.
+fn copy_apart(target: MemoryRange, source: MemoryRange) -> io::Result<()> {
     let mut done = 0;
-    while done < length {
-        let local = libc::iovec { iov_base: (source + done) as *mut libc::c_void, iov_len: (length - done) as usize };
-        let remote = libc::iovec { iov_base: (target + done) as *mut libc::c_void, iov_len: (length - done) as usize };
-        // SAFETY: the kernel checks every page of both ranges; the caller answers for whose they are.
+    while done < target.length {
+        let (local, remote) = (source.vector(done), target.vector(done));
+        // SAFETY: the kernel checks every page of both ranges; both were promised by `MemoryRange::new`.
         let copied = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
         match copied {
-            -1 => return Err(io::Error::last_os_error()),
+            -1 => {
+                let error = io::Error::last_os_error();
+                return match error.raw_os_error() {
+                    // Some containers forbid the call, even towards oneself.
+                    Some(libc::EPERM | libc::ENOSYS) => copy_through_pipe(target, source, done),
+                    _ => Err(error),
+                };
+            }
             0 => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
             copied => done += copied as u64,
         }
@@ -111,9 +117,72 @@ unsafe fn copy_by_kernel(target: u64, source: u64, length: u64) -> io::Result<()
     Ok(())
 }
 
+/// Copies bytes of ours into a range of the same length, as [`copy_checked`] does.
+pub fn store_checked(target: MemoryRange, bytes: &[u8]) -> io::Result<()> {
+    copy_checked(target, MemoryRange { address: bytes.as_ptr() as u64, length: bytes.len() as u64 })
+}
+
+/// What [`copy_checked`] does where the kernel does not let it: slower, and takes two descriptors for as long as it lasts. Begins at
+/// the offset `done`.
+fn copy_through_pipe(target: MemoryRange, source: MemoryRange, mut done: u64) -> io::Result<()> {
+    let (receiver, sender) = io::pipe()?;
+    while done < target.length {
+        // What fits into the pipe by itself, so that neither call waits for the other.
+        let length = (target.length - done).min(4096) as usize;
+        let call = |moved: isize| match usize::try_from(moved) {
+            Ok(moved) if moved > 0 => Ok(moved),
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+            Err(_) => Err(io::Error::last_os_error()),
+        };
+        // SAFETY: the kernel checks every page of the range, which was promised by `MemoryRange::new`.
+        let sent = call(unsafe { libc::write(sender.as_raw_fd(), source.vector(done).iov_base, length) })?;
+        let mut received = 0;
+        while received < sent {
+            let place = target.vector(done + received as u64).iov_base;
+            // SAFETY: as above.
+            received += call(unsafe { libc::read(receiver.as_raw_fd(), place, sent - received) })?;
+        }
+        done += sent as u64;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Copy = fn(MemoryRange, MemoryRange) -> io::Result<()>;
+    const CHECKED: [Copy; 2] = [copy_checked, |target, source| copy_through_pipe(target, source, 0)];
+
+    fn range(bytes: &mut [u8]) -> MemoryRange {
+        MemoryRange { address: bytes.as_mut_ptr() as u64, length: bytes.len() as u64 }
+    }
+
+    #[test]
+    fn checked_copies_are_exact() {
+        for copy in CHECKED {
+            for length in [0, 1, 4095, 4096, 4097, 1 << 20] {
+                let mut source: Vec<u8> = (0..length).map(|at| (at * 7 / 5) as u8).collect();
+                let mut target = vec![0; length];
+                copy(range(&mut target), range(&mut source)).unwrap();
+                assert!(source == target, "{length}");
+            }
+        }
+        let mut target = [0; 5];
+        store_checked(range(&mut target), b"bytes").unwrap();
+        assert_eq!(&target, b"bytes");
+    }
+
+    #[test]
+    fn checked_copies_from_and_to_bad_pages_are_errors() {
+        let mut good = vec![0; 10_000];
+        let bad = MemoryRange { address: 16, length: 10_000 };
+        for copy in CHECKED {
+            for (target, source) in [(bad, range(&mut good)), (range(&mut good), bad)] {
+                assert_eq!(copy(target, source).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+            }
+        }
+    }
 
     #[test]
     fn checked_copies_that_overlap_are_those_of_memmove() {

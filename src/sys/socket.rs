@@ -17,7 +17,7 @@ const MOST: u64 = 1 << 31;
 
 /// Pieces to be sent, in order.
 pub struct Gather<'a> {
-    pieces: [libc::iovec; MAX_PIECES],
+    pieces: [MaybeUninit<libc::iovec>; MAX_PIECES],
     count: usize,
     length: u64,
     borrowed: PhantomData<&'a [u8]>,
@@ -25,12 +25,7 @@ pub struct Gather<'a> {
 
 impl<'a> Default for Gather<'a> {
     fn default() -> Self {
-        Gather {
-            pieces: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PIECES],
-            count: 0,
-            length: 0,
-            borrowed: PhantomData,
-        }
+        Gather { pieces: [const { MaybeUninit::uninit() }; MAX_PIECES], count: 0, length: 0, borrowed: PhantomData }
     }
 }
 
@@ -59,29 +54,33 @@ impl<'a> Gather<'a> {
         // No call moves more than MOST bytes, so what is cut off here is never reached, and sums cannot overflow.
         let length = length.min(MOST);
         if length > 0 && !self.is_full() {
-            self.pieces[self.count] = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length as usize };
+            self.pieces[self.count].write(libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length as usize });
             self.count += 1;
             self.length += length;
         }
+    }
+
+    fn pieces(&self) -> &[libc::iovec] {
+        // SAFETY: `push` has written the first `count`.
+        unsafe { std::slice::from_raw_parts(self.pieces.as_ptr().cast(), self.count) }
     }
 
     /// Sends as much as fits into the socket's buffer. `WouldBlock` when nothing does.
     pub fn send(&self, socket: &impl AsFd) -> io::Result<u64> {
         #[cfg(test)]
         SENDS.set(SENDS.get() + 1);
+        let (socket, flags) = (socket.as_fd().as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        // One piece is a plain call: the kernel has no message header and no vector to copy and check, a tenth of the call.
+        if let [piece] = self.pieces() {
+            // SAFETY: the piece is borrowed for 'a or promised by MemoryRange; the kernel only reads it and checks every page.
+            return retry(|| unsafe { libc::send(socket, piece.iov_base, piece.iov_len, flags) });
+        }
         // SAFETY: all-zero is a valid msghdr.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = self.pieces.as_ptr().cast_mut();
+        message.msg_iov = self.pieces().as_ptr().cast_mut();
         message.msg_iovlen = self.count as _;
-        loop {
-            // SAFETY: the pieces are borrowed for 'a or promised by MemoryRange; the kernel only reads them and checks every page.
-            let sent =
-                unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
-            match result(sent) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => return other,
-            }
-        }
+        // SAFETY: as above, for all pieces.
+        retry(|| unsafe { libc::sendmsg(socket, &raw const message, flags) })
     }
 }
 
@@ -125,18 +124,17 @@ impl<'a> Scatter<'a> {
 
     /// Receives what is there, at most what fits. 0: the peer has closed its side. `WouldBlock`: nothing is there yet.
     pub fn receive(&mut self, socket: &impl AsFd) -> io::Result<u64> {
+        let (socket, flags) = (socket.as_fd().as_raw_fd(), libc::MSG_DONTWAIT);
+        if let [piece] = self.gather.pieces() {
+            // SAFETY: the piece is exclusively borrowed for 'a or promised by MemoryRange; the kernel checks every page.
+            return retry(|| unsafe { libc::recv(socket, piece.iov_base, piece.iov_len, flags) });
+        }
         // SAFETY: all-zero is a valid msghdr.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = self.gather.pieces.as_mut_ptr();
+        message.msg_iov = self.gather.pieces().as_ptr().cast_mut();
         message.msg_iovlen = self.gather.count as _;
-        loop {
-            // SAFETY: the pieces are exclusively borrowed for 'a or promised by MemoryRange; the kernel checks every page.
-            let received = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-            match result(received) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => return other,
-            }
-        }
+        // SAFETY: as above, for all pieces.
+        retry(|| unsafe { libc::recvmsg(socket, &raw mut message, flags) })
     }
 }
 
@@ -163,14 +161,9 @@ pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
 }
 
 fn receive(socket: &impl AsFd, buffer: *mut libc::c_void, length: usize, flags: libc::c_int) -> io::Result<usize> {
-    loop {
-        // SAFETY: `buffer` has room for `length` bytes.
-        let received = unsafe { libc::recv(socket.as_fd().as_raw_fd(), buffer, length, flags | libc::MSG_DONTWAIT) };
-        match result(received) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other.map(|bytes| bytes as usize),
-        }
-    }
+    // SAFETY: `buffer` has room for `length` bytes.
+    retry(|| unsafe { libc::recv(socket.as_fd().as_raw_fd(), buffer, length, flags | libc::MSG_DONTWAIT) })
+        .map(|bytes| bytes as usize)
 }
 
 #[cfg(test)]
@@ -184,8 +177,14 @@ pub fn sends_of_this_thread() -> u64 {
     SENDS.get()
 }
 
-fn result(bytes: isize) -> io::Result<u64> {
-    u64::try_from(bytes).map_err(|_| io::Error::last_os_error())
+/// The outcome of a call, made again as long as a signal interrupts it.
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<u64> {
+    loop {
+        match u64::try_from(call()).map_err(|_| io::Error::last_os_error()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
 }
 
 #[cfg(test)]

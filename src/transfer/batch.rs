@@ -361,8 +361,9 @@ impl Batch {
                 let _watch = Watch::begin(&self.shared.host);
                 return self.shared.progress.park(end);
             }
-            self.poll();
+            // First, because the peer may need this processor to answer.
             std::thread::yield_now();
+            self.poll();
         }
         true
     }

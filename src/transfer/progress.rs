@@ -33,12 +33,16 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
+/// In `waiting`: somebody has been announced.
+const ANNOUNCED: usize = 1 << (usize::BITS - 1);
+
 /// The counts of one batch. Any thread may call anything.
 pub(super) struct Progress<M> {
     running: AtomicUsize,
     unfinished: AtomicUsize,
     messages: Mutex<Vec<M>>,
     has_messages: AtomicBool,
+    /// Who sleeps, and [`ANNOUNCED`].
     waiting: AtomicUsize,
     lock: Mutex<()>,
     done: Condvar,
@@ -95,12 +99,16 @@ impl<M> Progress<M> {
 
     /// A task is over for everybody. True if it was the last and somebody has been announced.
     pub fn end_task(&self) -> bool {
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) > 1 || self.waiting.fetch_add(0, Ordering::AcqRel) == 0 {
+        if self.unfinished.fetch_sub(1, Ordering::AcqRel) > 1 {
             return false;
         }
-        drop(lock(&self.lock));
-        self.done.notify_all();
-        true
+        let waiting = self.waiting.fetch_add(0, Ordering::AcqRel);
+        // Waking is a system call, also when nobody sleeps.
+        if waiting & !ANNOUNCED > 0 {
+            drop(lock(&self.lock));
+            self.done.notify_all();
+        }
+        waiting & ANNOUNCED != 0
     }
 
     /// Tasks that are not over.
@@ -115,7 +123,7 @@ impl<M> Progress<M> {
 
     /// Says that somebody wants to know of the end by other means than [`Progress::park`], for good.
     pub fn announce(&self) {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
+        self.waiting.fetch_or(ANNOUNCED, Ordering::AcqRel);
     }
 
     /// Sleeps until all tasks are over or `end` has come (`None`: never). True: they are.

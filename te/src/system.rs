@@ -64,6 +64,17 @@ pub fn process_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Sleeps until an event descriptor is readable, and clears it.
+pub fn wait_for_event(descriptor: i32) {
+    let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    let mut count = 0u64;
+    // SAFETY: one structure, and room for the eight bytes that such a descriptor gives.
+    unsafe {
+        libc::poll(&mut poll, 1, -1);
+        libc::read(descriptor, (&raw mut count).cast(), 8);
+    }
+}
+
 /// Columns of the terminal that standard output is.
 pub fn terminal_width() -> Option<usize> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };

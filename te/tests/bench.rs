@@ -84,6 +84,22 @@ fn register_gives_all_figures_as_json() {
 }
 
 #[test]
+fn open_gives_every_number_of_regions_as_table_and_as_json() {
+    let arguments = ["bench", "open", "--regions", "3,1000", "--rounds", "2"];
+    let table = text(run(&arguments).stdout);
+    let rows = table.lines().filter(|line| line.matches("..").count() == 4);
+    let regions: Vec<&str> = rows.filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(regions, ["3", "1000"], "{table}");
+    assert!(table.contains("Noise: ") && table.lines().all(|line| line.chars().count() <= 120), "{table}");
+    let report: Value = serde_json::from_slice(&run(&[&arguments[..], &["--json"]].concat()).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["regions"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 1000]);
+    for row in rows {
+        ["open_ms", "first_transfer_ms", "both_ms", "second_transfer_ms"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+    }
+}
+
+#[test]
 fn transfer_prints_plain_sockets_and_every_cell() {
     let output = run(TRANSFER);
     let table = text(output.stdout);
@@ -91,14 +107,21 @@ fn transfer_prints_plain_sockets_and_every_cell() {
         .lines()
         .filter(|line| line.starts_with("read") || line.starts_with("write"))
         .map(|line| line.split_whitespace().take(5).collect::<Vec<_>>().join(" "))
+        .map(|line| line.split(" polling").next().unwrap().split(" parked").next().unwrap().to_string())
         .collect();
-    let expected: Vec<String> = ["read", "write"]
-        .iter()
-        .flat_map(|operation| ["1 B 1 1", "1 B 3 1", "4 KiB 1 1", "4 KiB 3 1"].map(|cell| format!("{operation} {cell}")))
-        .collect();
+    let cells_of = |operation| {
+        let single = ["1 B", "1 B", "4 KiB", "4 KiB"].map(|cell| (0, format!("{operation} {cell}")));
+        let batched = ["1 B 3 1", "4 KiB 3 1"].map(|cell| (1, format!("{operation} {cell}")));
+        single.into_iter().chain(batched)
+    };
+    let mut expected: Vec<(u8, String)> = ["read", "write"].into_iter().flat_map(cells_of).collect();
+    expected.sort_by_key(|(table, _)| *table);
+    let expected: Vec<String> = expected.into_iter().map(|(_, cell)| cell).collect();
     assert_eq!(cells, expected, "{table}");
     let sockets = table.lines().skip_while(|line| !line.contains("polling, us")).skip(1).take(2);
     assert!(sockets.clone().count() == 2 && sockets.clone().all(|line| line.matches("..").count() == 3), "{table}");
+    let streams = table.lines().skip_while(|line| !line.contains("buffers  ")).skip(1).take(4);
+    assert!(streams.clone().count() == 4 && streams.clone().all(|line| line.matches("..").count() == 1), "{table}");
     assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
 }
@@ -107,13 +130,19 @@ fn transfer_prints_plain_sockets_and_every_cell() {
 fn transfer_gives_all_figures_as_json() {
     let report: Value = serde_json::from_slice(&run(&[TRANSFER, &["--json"]].concat()).stdout).unwrap();
     let (raw, rows) = (report["raw"].as_array().unwrap(), report["rows"].as_array().unwrap());
-    assert_eq!((raw.len(), rows.len()), (2, 8));
+    assert_eq!((raw.len(), rows.len()), (2, 12));
     for row in raw {
-        let figures = ["round_trip_polling_us", "round_trip_parked_us", "two_streams_mb_per_s"];
-        figures.iter().for_each(|figure| assert_is_spread(&row[figure]));
+        ["round_trip_polling_us", "round_trip_parked_us", "round_trip_alike_us"]
+            .iter()
+            .for_each(|figure| assert_is_spread(&row[figure]));
+        let streams = row["two_streams"].as_array().unwrap();
+        assert_eq!(streams.len(), 2);
+        streams.iter().for_each(|streams| assert_is_spread(&streams["mb_per_s"]));
     }
     for row in rows {
-        ["p50_us", "p99_us", "mb_per_s", "cpu_s_per_gib"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+        ["p50_us", "p99_us", "mb_per_s", "cpu_s_per_gib", "cpu_us_per_request"]
+            .iter()
+            .for_each(|figure| assert_is_spread(&row[figure]));
         assert_eq!(row["latency_to_raw"].is_null(), row["batch"] != 1, "{row}");
         assert!(row["rate_to_raw"].is_null(), "so few bytes at once fill no stream: {row}");
     }
@@ -142,8 +171,11 @@ struct Target {
 
 impl Target {
     fn start(memory: usize) -> (Target, Value) {
-        let mut child =
-            te(&["bench", "target", "--memory", &memory.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = te(&["bench", "target", "--memory", &memory.to_string(), "--region", &memory.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (requests, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut target = Target { child, requests, answers };
         let location = target.answer();

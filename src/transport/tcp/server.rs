@@ -34,10 +34,11 @@ use super::wire::{self, HEADER_LENGTH, Header, STATUS_LENGTH, Version};
 use crate::registry::{Access, Guards, Refusal, View};
 use crate::sys::MemoryRange;
 use crate::sys::epoll::Interest;
+use crate::sys::memory::store_checked;
 use crate::sys::socket::{self, Gather, Scatter};
 use crate::transport::Opcode;
 
-/// Requests that are looked at together.
+/// Headers of reads that are taken from the socket together.
 const HEADERS: usize = 32;
 
 /// Replies that are kept back while more requests can be read.
@@ -156,17 +157,54 @@ enum Input {
     Over,
 }
 
+/// What has been taken from the socket and not looked at: the beginning of a header, or, after reads, up to [`HEADERS`] of them.
+struct Taken {
+    bytes: [u8; HEADERS * HEADER_LENGTH],
+    start: usize,
+    end: usize,
+}
+
+impl Default for Taken {
+    fn default() -> Taken {
+        Taken { bytes: [0; HEADERS * HEADER_LENGTH], start: 0, end: 0 }
+    }
+}
+
+impl Taken {
+    fn has_header(&self) -> bool {
+        self.end - self.start >= HEADER_LENGTH
+    }
+
+    fn header(&mut self) -> Option<Header> {
+        let header = Header::decode(self.bytes[self.start..self.end].first_chunk()?);
+        self.start += HEADER_LENGTH;
+        Some(header)
+    }
+
+    /// Takes up to `length` bytes that are not a header after all.
+    fn body(&mut self, length: u64) -> &mut [u8] {
+        let start = self.start;
+        self.start = self.end.min(start.saturating_add(length as usize));
+        &mut self.bytes[start..self.start]
+    }
+
+    /// Room to receive into, for as much as ends with the given number of headers.
+    fn room(&mut self, headers: usize) -> &mut [u8] {
+        self.bytes.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        &mut self.bytes[self.end..headers * HEADER_LENGTH]
+    }
+}
+
 #[derive(Default)]
 struct State {
     input: Input,
-    /// The next header, as far as it has been taken from the socket.
-    header: [u8; HEADER_LENGTH],
-    header_length: usize,
+    taken: Taken,
     incoming: Option<Incoming>,
     replies: VecDeque<Reply>,
     /// Bytes of the first reply that are sent.
     sent: u64,
-    /// Whether the last request was a read, so that more of them may wait and are worth a look.
+    /// Whether the last request was a read, so that more of them may follow, with no bodies between them.
     reads: bool,
     /// Since when a refusal has been sent.
     refused: Option<Instant>,
@@ -178,6 +216,12 @@ struct State {
 }
 
 impl State {
+    /// Whether there is something to serve that has been taken from the socket.
+    fn has_taken_request(&self) -> bool {
+        self.input == Input::Served
+            && if self.incoming.is_some() { self.taken.start < self.taken.end } else { self.taken.has_header() }
+    }
+
     /// Whether the write that begins changes bytes that an earlier read has still to send.
     fn writes_over_replies(&self) -> bool {
         let Some(incoming) = self.incoming.as_ref().filter(|incoming| incoming.done == 0) else { return false };
@@ -298,7 +342,8 @@ impl Connection {
         if writable && !self.flush(shared, state, &mut budget) {
             return false;
         }
-        while may_read && budget > 0 && (state.replies.is_empty() || !state.waits_for_writable) {
+        // What has been taken from the socket causes no event any more.
+        while (may_read && budget > 0 || state.has_taken_request()) && (state.replies.is_empty() || !state.waits_for_writable) {
             if state.writes_over_replies() {
                 if !self.flush(shared, state, &mut budget) {
                     return false;
@@ -412,67 +457,36 @@ impl Connection {
 
     fn read(&self, shared: &Arc<Shared>, state: &mut State, budget: &mut u64) -> Step {
         if state.incoming.is_some() {
-            self.read_body(shared, state, budget)
-        } else if state.header_length == 0 && state.reads {
-            self.read_headers(shared, state)
-        } else {
-            self.read_header(shared, state)
+            return self.read_body(shared, state, budget);
         }
-    }
-
-    /// Takes exactly one header.
-    fn read_header(&self, shared: &Arc<Shared>, state: &mut State) -> Step {
-        let mut scatter = Scatter::default();
-        scatter.push_buffer(&mut state.header[state.header_length..]);
-        match scatter.receive(&self.socket) {
-            Ok(0) => Step::Over,
-            Ok(received) => {
-                state.header_length += received as usize;
-                if state.header_length < HEADER_LENGTH {
-                    return Step::Drained;
+        let mut step = Step::Go;
+        if !state.taken.has_header() {
+            let mut scatter = Scatter::default();
+            // What follows the header of a write belongs into the memory that it names.
+            scatter.push_buffer(state.taken.room(if state.reads { HEADERS } else { 1 }));
+            let wanted = scatter.length();
+            match scatter.receive(&self.socket) {
+                Ok(0) => return Step::Over,
+                Ok(received) => {
+                    state.taken.end += received as usize;
+                    if received < wanted {
+                        step = Step::Drained;
+                    }
                 }
-                let header = std::mem::replace(&mut state.header, [0; HEADER_LENGTH]);
-                state.header_length = 0;
-                shared.registry.read(|view| self.begin(shared, state, view, Header::decode(&header)))
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Step::Drained,
+                Err(_) => return Step::Close,
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Step::Drained,
-            Err(_) => Step::Close,
         }
-    }
-
-    /// Looks at all headers of reads that have arrived, and takes them together.
-    fn read_headers(&self, shared: &Arc<Shared>, state: &mut State) -> Step {
-        let mut headers = [0; HEADERS * HEADER_LENGTH];
-        let seen = match socket::peek(&self.socket, &mut headers) {
-            Ok(0) => return Step::Over,
-            Ok(seen) => seen,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Step::Drained,
-            Err(_) => return Step::Close,
-        };
-        let mut taken = 0;
-        let step = shared.registry.read(|view| {
-            for header in headers[..seen].as_chunks::<HEADER_LENGTH>().0 {
-                taken += HEADER_LENGTH;
-                match self.begin(shared, state, view, Header::decode(header)) {
-                    Step::Go if state.incoming.is_none() && state.input == Input::Served => {}
-                    step => return step,
+        shared.registry.read(|view| {
+            while let Some(header) = state.taken.header() {
+                match self.begin(shared, state, view, header) {
+                    Step::Go if state.incoming.is_none() && state.input == Input::Served && state.replies.len() < REPLIES => {}
+                    Step::Go => break,
+                    over => return over,
                 }
             }
-            Step::Go
-        });
-        if taken == 0 {
-            state.reads = false;
-            return Step::Go;
-        }
-        match socket::discard(&self.socket, taken) {
-            Ok(discarded) if discarded == taken => {}
-            _ => return Step::Close,
-        }
-        match step {
-            // All that was there has been taken.
-            Step::Go if taken == seen && seen < headers.len() => Step::Drained,
-            step => step,
-        }
+            step
+        })
     }
 
     /// Acts on a header.
@@ -535,19 +549,26 @@ impl Connection {
     fn read_body(&self, shared: &Arc<Shared>, state: &mut State, budget: &mut u64) -> Step {
         let Some(incoming) = &mut state.incoming else { return Step::Go };
         let rest = incoming.range.length() - incoming.done;
-        let Some(body) = incoming.range.part(incoming.done, rest) else { return Step::Close };
-        let mut scatter = Scatter::default();
-        scatter.push_memory(body);
-        // The next header usually follows; taking it now spares a call.
-        scatter.push_buffer(&mut state.header);
-        let wanted = scatter.length();
-        match scatter.receive(&self.socket) {
-            Ok(0) => Step::Over,
-            Ok(received) => {
+        let taken = state.taken.body(rest);
+        let outcome = if taken.is_empty() {
+            let Some(body) = incoming.range.part(incoming.done, rest) else { return Step::Close };
+            let mut scatter = Scatter::default();
+            scatter.push_memory(body);
+            // The next header usually follows; taking it now spares a call.
+            scatter.push_buffer(state.taken.room(1));
+            let wanted = scatter.length();
+            scatter.receive(&self.socket).map(|received| (received, received < wanted))
+        } else {
+            let Some(body) = incoming.range.part(incoming.done, taken.len() as u64) else { return Step::Close };
+            store_checked(body, taken).map(|()| (body.length(), false))
+        };
+        match outcome {
+            Ok((0, _)) => Step::Over,
+            Ok((received, is_drained)) => {
                 *budget = budget.saturating_sub(received);
                 if received < rest {
                     incoming.done += received;
-                    return if received < wanted { Step::Drained } else { Step::Go };
+                    return if is_drained { Step::Drained } else { Step::Go };
                 }
                 if incoming.version == Version::V2 {
                     state.replies.push_back(Reply::Status(wire::encode_status(wire::STATUS_OK)));
@@ -555,13 +576,8 @@ impl Connection {
                 shared.counters.requests_served.add(1);
                 shared.counters.bytes_served.add(incoming.range.length());
                 state.incoming = None;
-                state.header_length = (received - rest) as usize;
-                if state.header_length < HEADER_LENGTH {
-                    return Step::Drained;
-                }
-                let header = std::mem::replace(&mut state.header, [0; HEADER_LENGTH]);
-                state.header_length = 0;
-                shared.registry.read(|view| self.begin(shared, state, view, Header::decode(&header)))
+                state.taken.end += (received - rest) as usize;
+                if is_drained { Step::Drained } else { Step::Go }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Step::Drained,
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {

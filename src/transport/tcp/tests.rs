@@ -1059,6 +1059,13 @@ fn bad_pages_of_registered_memory_refuse_a_write_and_end_a_read() {
     client.write_all(&bytes).unwrap();
     let expected = [wire::encode_status(wire::STATUS_OK), wire::encode_status(wire::STATUS_REJECTED)].concat();
     assert_eq!(rest_of(client).0, expected);
+    // Behind reads, the first bytes of the body are taken together with the headers.
+    let mut client = bench.connect();
+    let read = request(READ, V2, theirs.address(), 4);
+    client.write_all(&[&read[..], &read, &request(WRITE, V2, 4096, 1000), &[9; 1000]].concat()).unwrap();
+    let reply = [&wire::encode_status(wire::STATUS_OK)[..], &[9; 4]].concat();
+    let expected = [&reply[..], &reply, &wire::encode_status(wire::STATUS_REJECTED)].concat();
+    assert_eq!(rest_of(client).0, expected);
     let mut client = bench.connect();
     client.write_all(&[request(READ, V2, theirs.address(), 4), request(READ, V2, 4096, 1000)].concat()).unwrap();
     let (received, _) = rest_of(client);

@@ -5,6 +5,7 @@
 //! to standard error.
 
 mod machine;
+mod open;
 mod raw;
 mod register;
 mod statistics;
@@ -27,9 +28,11 @@ use crate::output;
 pub enum Command {
     /// Cost of registering and unregistering memory, by the number of regions that are there already.
     Register(register::Arguments),
+    /// Time to open the segment of a peer with many regions, and to the end of the first transfer.
+    Open(open::Arguments),
     /// Latency, throughput and processor time of transfers between two processes, beside plain sockets.
     Transfer(transfer::Arguments),
-    /// The other end of `transfer`, which starts it itself.
+    /// The other end of `open` and `transfer`, which start it themselves.
     #[command(hide = true)]
     Target(target::Arguments),
 }
@@ -38,6 +41,7 @@ pub enum Command {
 pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Register(arguments) => register::run(arguments),
+        Command::Open(arguments) => open::run(arguments),
         Command::Transfer(arguments) => transfer::run(arguments),
         Command::Target(arguments) => target::run(arguments),
     }

@@ -1,4 +1,4 @@
-//! The other end of `te bench transfer`: a process with one registered arena, and the handle on it.
+//! The other end of `te bench open` and `transfer`: a process with a registered arena, and the handle on it.
 //!
 //! The target prints one line of JSON that says where it is. Then each line on its standard input is a request and is answered by
 //! one line; at the end of the input it ends, and so it does when its parent dies.
@@ -11,6 +11,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use transfer_engine::sys::MemoryRange;
+
 use super::{create_engine, fill, find_difference, memory_options, raw};
 use crate::system::{self, Arena};
 
@@ -20,6 +22,9 @@ pub struct Arguments {
     /// Bytes of the arena.
     #[arg(long)]
     memory: usize,
+    /// Bytes of each region of it.
+    #[arg(long)]
+    region: usize,
 }
 
 /// Where a target is.
@@ -41,6 +46,8 @@ enum Request {
     Check { length: usize, seed: u64 },
     /// Answered by the processor time in nanoseconds.
     CpuTime,
+    /// Unregister the last region and register it again. Answered by nothing.
+    ReplaceRegion,
 }
 
 /// Runs `te bench target`.
@@ -50,10 +57,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     // Pages are there before anything is timed.
     fill(arena.bytes_mut(), 0);
     let engine = create_engine()?;
-    let range = arena.range(0, arguments.memory);
-    engine.register(range, &memory_options())?;
+    let regions: Vec<MemoryRange> =
+        (0..arguments.memory / arguments.region).map(|index| arena.range(index * arguments.region, arguments.region)).collect();
+    let last = *regions.last().ok_or("a region is larger than the memory")?;
+    engine.register_batch(&regions, &memory_options())?;
     let raw_port = raw::serve(arguments.memory)?;
-    answer(&Location { segment: engine.name(), address: range.address(), raw_port })?;
+    answer(&Location { segment: engine.name(), address: regions[0].address(), raw_port })?;
     for line in std::io::stdin().lock().lines() {
         match serde_json::from_str(&line?)? {
             Request::Fill { length, seed } => {
@@ -61,6 +70,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
                 answer(&())?;
             }
             Request::Check { length, seed } => answer(&find_difference(&arena.bytes()[..length], seed))?,
+            Request::ReplaceRegion => {
+                engine.unregister(last.address())?;
+                engine.register(last, &memory_options())?;
+                answer(&())?;
+            }
             Request::CpuTime => answer(&(system::process_cpu_time().as_nanos() as u64))?,
         }
     }
@@ -85,10 +99,10 @@ pub struct Target {
 }
 
 impl Target {
-    /// Starts a target with so many bytes, and returns when it can be reached.
-    pub fn start(memory: usize) -> Result<Target, Box<dyn Error>> {
+    /// Starts a target with so many bytes in regions of `region` bytes each, and returns when it can be reached.
+    pub fn start(memory: usize, region: usize) -> Result<Target, Box<dyn Error>> {
         let mut child = std::process::Command::new(std::env::current_exe()?)
-            .args(["bench", "target", "--memory", &memory.to_string()])
+            .args(["bench", "target", "--memory", &memory.to_string(), "--region", &region.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -113,6 +127,11 @@ impl Target {
     /// Where the first bytes of its arena are not as [`super::fill`] makes them.
     pub fn find_difference(&mut self, length: usize, seed: u64) -> Result<Option<usize>, Box<dyn Error>> {
         self.ask(&Request::Check { length, seed })
+    }
+
+    /// Has it unregister and register its last region.
+    pub fn replace_region(&mut self) -> Result<(), Box<dyn Error>> {
+        self.ask(&Request::ReplaceRegion)
     }
 
     /// Processor time that it has used.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde::Serialize;
 use transfer_engine::engine::Engine;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Request, State, SubmitOptions, TaskStatus};
 use transfer_engine::transport::Opcode;
 
 use super::machine::{Machine, noise, time_fixed_work};
@@ -20,7 +20,7 @@ use super::statistics::{Spread, percentile};
 use super::target::Target;
 use super::{create_engine, fill, find_difference, memory_options, parse_size, print_report};
 use crate::output;
-use crate::system::{Arena, process_cpu_time};
+use crate::system::{Arena, process_cpu_time, wait_for_event};
 
 /// Arguments of `te bench transfer`.
 #[derive(clap::Args, Serialize)]
@@ -92,9 +92,15 @@ struct Cell {
     size: usize,
     batch: usize,
     threads: usize,
+    waiting: Waiting,
 }
 
 impl Cell {
+    /// One request at a time: what counts is how long it takes.
+    fn is_single(&self) -> bool {
+        self.batch == 1 && self.threads == 1
+    }
+
     /// Bytes that are asked for at once.
     fn bytes_at_once(&self) -> usize {
         self.size * self.batch * self.threads
@@ -109,19 +115,23 @@ struct Sample {
     p50: f64,
     p99: f64,
     rate: f64,
+    /// Seconds in a GiB, and microseconds in a request.
     cpu: f64,
-    /// Median latency, divided by that of the faster plain round trip of the same size.
+    cpu_of_request: f64,
+    /// Median latency, divided by that of a plain round trip of the same size: the parked one, or the faster one for whoever polls.
     latency_ratio: f64,
     /// Rate, divided by that of two plain streams with messages of the same size.
     rate_ratio: f64,
 }
 
 /// Plain sockets in one round, for one size.
-#[derive(Clone, Copy)]
 struct Raw {
     polling: f64,
     parked: f64,
-    rate: f64,
+    /// By the engine's system calls.
+    alike: f64,
+    /// MB/s of two streams, by the number of messages that they take turns with.
+    rates: BTreeMap<usize, f64>,
 }
 
 #[derive(Serialize)]
@@ -129,7 +139,15 @@ struct RawRow {
     size: usize,
     round_trip_polling_us: Spread,
     round_trip_parked_us: Spread,
-    two_streams_mb_per_s: Spread,
+    /// By the system calls that the engine makes, polling.
+    round_trip_alike_us: Spread,
+    two_streams: Vec<StreamsRow>,
+}
+
+#[derive(Serialize)]
+struct StreamsRow {
+    batch: usize,
+    mb_per_s: Spread,
 }
 
 #[derive(Serialize)]
@@ -142,7 +160,9 @@ struct Row {
     mb_per_s: Spread,
     /// Of both processes.
     cpu_s_per_gib: Spread,
-    /// Median latency / the faster plain round trip; for single requests on one thread.
+    cpu_us_per_request: Spread,
+    /// Median latency / that of a plain round trip: the parked one, or the faster one for whoever polls; for single requests on one
+    /// thread.
     latency_to_raw: Option<Spread>,
     /// Rate / that of two plain streams; where enough is asked at once.
     rate_to_raw: Option<Spread>,
@@ -176,11 +196,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     for round in 1..=arguments.rounds {
         eprintln!("round {round} of {}{}", arguments.rounds, if round == 1 { ", comparing content" } else { "" });
         for size in arguments.sizes.iter().copied() {
-            raw.entry(size).or_default().push(bench.measure_raw(size)?);
+            raw.entry(size).or_default().push(bench.measure_raw(size, &arguments.batches)?);
         }
         for (cell, samples) in cells.iter().zip(&mut samples) {
             fixed_work.push(time_fixed_work());
-            let beside = raw[&cell.size][round as usize - 1];
+            let beside = &raw[&cell.size][round as usize - 1];
             if round == 1 {
                 bench.prepare_content(cell)?;
             }
@@ -201,7 +221,11 @@ fn cells(arguments: &Arguments) -> Vec<Cell> {
     for operation in arguments.operations.iter().copied() {
         for size in arguments.sizes.iter().copied() {
             for batch in arguments.batches.iter().copied() {
-                cells.extend(arguments.threads.iter().map(|&threads| Cell { operation, size, batch, threads }));
+                for threads in arguments.threads.iter().copied() {
+                    let cell = Cell { operation, size, batch, threads, waiting: Waiting::Polling };
+                    cells.push(cell);
+                    cells.extend(cell.is_single().then_some(Cell { waiting: Waiting::Parked, ..cell }));
+                }
             }
         }
     }
@@ -218,7 +242,7 @@ fn judge_content(cell: &Cell, used: usize, difference: Option<usize>) -> Result<
         Operation::Read => "this process",
         Operation::Write => "the target",
     };
-    let Cell { operation, size, batch, threads } = cell;
+    let Cell { operation, size, batch, threads, .. } = cell;
     Err(format!(
         "WRONG CONTENT: after {operation}s of {size} bytes, {batch} at once on {threads} threads, the memory of {side} differs from \
          what was sent within the 8 bytes at offset {offset} of {used}"
@@ -237,7 +261,7 @@ struct Bench {
 impl Bench {
     fn start(memory: usize) -> Result<Bench, Box<dyn Error>> {
         eprintln!("starting the target");
-        let target = Target::start(memory)?;
+        let target = Target::start(memory, memory)?;
         let mut arena = Arena::new(memory)?;
         // Pages are there before anything is timed.
         fill(arena.bytes_mut(), 0);
@@ -288,28 +312,30 @@ impl Bench {
         (0..batch).map(request).collect()
     }
 
-    fn measure_raw(&self, size: usize) -> Result<Raw, Box<dyn Error>> {
+    fn measure_raw(&self, size: usize, batches: &[usize]) -> Result<Raw, Box<dyn Error>> {
         let port = self.target.location.raw_port;
         // Some 64 MiB a way of waiting, so that a round stays short.
         let count = ((64 << 20) / size).clamp(8, 2000) as u64;
         let median = |waiting| Ok::<f64, Box<dyn Error>>(percentile(&mut raw::round_trips(port, size, count, waiting)?, 0.5));
         let total = (size * 20_000).clamp(64 << 20, 512 << 20);
         let total = if size < 4096 { size * 100_000 } else { total };
-        Ok(Raw {
-            polling: median(Waiting::Polling)?,
-            parked: median(Waiting::Parked)?,
-            rate: raw::throughput(port, size, total, 2)?,
-        })
+        let mut rates = BTreeMap::new();
+        for batch in batches.iter().copied() {
+            let memory = &self.arena.bytes()[..size * batch.min(self.memory / size)];
+            rates.insert(batch, raw::throughput(port, memory, size, total.max(memory.len()), 2)?);
+        }
+        let alike = percentile(&mut raw::round_trips_like_the_engine(port, size, count)?, 0.5);
+        Ok(Raw { polling: median(Waiting::Polling)?, parked: median(Waiting::Parked)?, alike, rates })
     }
 
-    fn measure(&mut self, cell: &Cell, limit: Duration, raw: Raw) -> Result<Sample, Box<dyn Error>> {
+    fn measure(&mut self, cell: &Cell, limit: Duration, raw: &Raw) -> Result<Sample, Box<dyn Error>> {
         let work: Vec<Vec<Request>> =
             (0..cell.threads).map(|thread| self.requests(cell.operation, cell.size, cell.batch, thread * cell.batch)).collect();
         // Connections and descriptors are there before anything is timed.
         for requests in &work {
-            transfer(&self.engine, requests)?;
+            transfer(&self.engine, requests, cell.waiting)?;
         }
-        let engine = &self.engine;
+        let (engine, waiting) = (&self.engine, cell.waiting);
         let cpu = process_cpu_time() + self.target.cpu_time()?;
         let start = Instant::now();
         let times: Vec<Result<Vec<f64>, String>> = std::thread::scope(|scope| {
@@ -320,7 +346,7 @@ impl Bench {
                         let mut times = Vec::new();
                         while times.is_empty() || start.elapsed() < limit {
                             let begin = Instant::now();
-                            transfer(engine, requests)?;
+                            transfer(engine, requests, waiting)?;
                             times.push(begin.elapsed().as_secs_f64() * 1e6);
                         }
                         Ok(times)
@@ -332,7 +358,8 @@ impl Bench {
         let elapsed = start.elapsed().as_secs_f64();
         let cpu = process_cpu_time() + self.target.cpu_time()? - cpu;
         let mut times: Vec<f64> = times.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
-        let bytes = (times.len() * cell.batch * cell.size) as f64;
+        let requests = (times.len() * cell.batch) as f64;
+        let bytes = requests * cell.size as f64;
         let (p50, p99) = (percentile(&mut times, 0.5), percentile(&mut times, 0.99));
         let rate = bytes / elapsed / 1e6;
         Ok(Sample {
@@ -340,15 +367,24 @@ impl Bench {
             p99,
             rate,
             cpu: cpu.as_secs_f64() / (bytes / f64::from(1 << 30)),
-            latency_ratio: p50 / raw.polling.min(raw.parked),
-            rate_ratio: rate / raw.rate,
+            cpu_of_request: cpu.as_secs_f64() * 1e6 / requests,
+            latency_ratio: p50
+                / match waiting {
+                    Waiting::Polling => raw.polling.min(raw.parked),
+                    Waiting::Parked => raw.parked,
+                },
+            rate_ratio: rate / raw.rates[&cell.batch],
         })
     }
 }
 
-/// One synchronous batch, all of which must succeed.
-fn transfer(engine: &Engine, requests: &[Request]) -> Result<(), String> {
-    let statuses = engine.transfer(requests, SubmitOptions::default()).map_err(|error| error.to_string())?;
+/// One batch, all of which must succeed. Whoever polls makes a synchronous call; whoever is parked sleeps until the batch's event.
+fn transfer(engine: &Engine, requests: &[Request], waiting: Waiting) -> Result<(), String> {
+    let statuses = match waiting {
+        Waiting::Polling => engine.transfer(requests, SubmitOptions::default()),
+        Waiting::Parked => transfer_parked(engine, requests),
+    };
+    let statuses = statuses.map_err(|error| error.to_string())?;
     match statuses.iter().zip(requests).find(|(status, _)| status.state != State::Completed) {
         None => Ok(()),
         Some((status, request)) => {
@@ -358,12 +394,30 @@ fn transfer(engine: &Engine, requests: &[Request]) -> Result<(), String> {
     }
 }
 
+fn transfer_parked(engine: &Engine, requests: &[Request]) -> transfer_engine::Result<Vec<TaskStatus>> {
+    let batch = engine.allocate_batch(requests.len())?;
+    let event = batch.event_fd()?;
+    engine.submit(&batch, requests, None, SubmitOptions::default())?;
+    while !batch.is_finished() {
+        wait_for_event(event);
+    }
+    let statuses = (0..requests.len()).filter_map(|task| batch.task_status(task)).collect();
+    engine.free_batch(batch.id())?;
+    Ok(statuses)
+}
+
 fn raw_rows(raw: &BTreeMap<usize, Vec<Raw>>) -> Vec<RawRow> {
-    let row = |(size, rounds): (&usize, &Vec<Raw>)| RawRow {
-        size: *size,
-        round_trip_polling_us: Spread::over(rounds, |round| round.polling),
-        round_trip_parked_us: Spread::over(rounds, |round| round.parked),
-        two_streams_mb_per_s: Spread::over(rounds, |round| round.rate),
+    let row = |(size, rounds): (&usize, &Vec<Raw>)| {
+        let batches = rounds.first().map(|round| round.rates.keys().copied()).into_iter().flatten();
+        RawRow {
+            size: *size,
+            round_trip_polling_us: Spread::over(rounds, |round| round.polling),
+            round_trip_parked_us: Spread::over(rounds, |round| round.parked),
+            round_trip_alike_us: Spread::over(rounds, |round| round.alike),
+            two_streams: batches
+                .map(|batch| StreamsRow { batch, mb_per_s: Spread::over(rounds, |round| round.rates[&batch]) })
+                .collect(),
+        }
     };
     raw.iter().map(row).collect()
 }
@@ -375,7 +429,8 @@ fn rows(cells: &[Cell], samples: &[Vec<Sample>]) -> Vec<Row> {
         p99_us: Spread::over(rounds, |round| round.p99),
         mb_per_s: Spread::over(rounds, |round| round.rate),
         cpu_s_per_gib: Spread::over(rounds, |round| round.cpu),
-        latency_to_raw: (cell.batch == 1 && cell.threads == 1).then(|| Spread::over(rounds, |round| round.latency_ratio)),
+        cpu_us_per_request: Spread::over(rounds, |round| round.cpu_of_request),
+        latency_to_raw: cell.is_single().then(|| Spread::over(rounds, |round| round.latency_ratio)),
         rate_to_raw: (cell.bytes_at_once() >= FILLS_A_STREAM).then(|| Spread::over(rounds, |round| round.rate_ratio)),
     };
     cells.iter().zip(samples).map(row).collect()
@@ -385,36 +440,71 @@ fn text(report: &Report<'_>) -> String {
     let rounds = report.settings.rounds;
     let mut out = report.machine.to_string();
     out += &format!("\nTwo processes over the loopback interface; median (smallest..largest) of {rounds} rounds.\n");
-    out += "\nPlain sockets: a message there and a byte back, the client polling or parked; and two streams of messages\n\n";
-    out += &format!("{:>8} {:>23} {:>23} {:>23}\n", "size", "polling, us", "parked, us", "streams, MB/s");
-    for row in &report.raw {
-        let size = output::bytes(row.size as u64);
-        let (polling, parked) = (row.round_trip_polling_us, row.round_trip_parked_us);
-        out += &format!("{size:>8} {polling:>23} {parked:>23} {:>23}\n", row.two_streams_mb_per_s);
-    }
     out.push('\n');
     out += &output::paragraph(
-        "Engine, by requests in a batch and threads that submit: latency of a whole batch; rate; processor time of both processes; and ratios to plain sockets of the same size in \
-         the same round: latency to the faster round trip (below 1 is better), rate to the streams (above 1 is better).",
+        "Plain sockets: a message there and a byte back, the client polling or parked; and the same by the system calls that the engine \
+         makes for a write, polling",
+    );
+    out += &format!("\n{:>8} {:>23} {:>23} {:>23}\n", "size", "polling, us", "parked, us", "engine's calls, us");
+    for row in &report.raw {
+        let size = output::bytes(row.size as u64);
+        let (polling, parked, alike) = (row.round_trip_polling_us, row.round_trip_parked_us, row.round_trip_alike_us);
+        out += &format!("{size:>8} {polling:>23} {parked:>23} {alike:>23}\n");
+    }
+    out += "\nPlain sockets: two streams of messages from and to as many buffers as the engine's\n\n";
+    out += &format!("{:>8} {:>7} {:>23}\n", "size", "buffers", "MB/s");
+    for (row, streams) in report.raw.iter().flat_map(|row| row.two_streams.iter().map(move |streams| (row, streams))) {
+        out += &format!("{:>8} {:>7} {:>23}\n", output::bytes(row.size as u64), streams.batch, streams.mb_per_s);
+    }
+    let ratio = |ratio: Option<Spread>| ratio.map_or(String::new(), |ratio| ratio.to_string());
+    out.push('\n');
+    out += &output::paragraph(
+        "Engine, one request at a time. Polling: a synchronous call, which polls for 50 us before it sleeps; parked: asleep until the \
+         batch's event. Latency; processor time of both processes for a request; latency / that of a plain round trip of the same size \
+         in the same round: for whoever polls the faster one, else the parked one (below 1 is better).",
     );
     out += &format!(
-        "\n{:<5} {:>7} {:>5} {:>3} {:>23} {:>7} {:>19} {:>7} {:>17} {:>17}\n",
-        "", "size", "batch", "thr", "p50, us", "p99, us", "MB/s", "s/GiB", "latency ratio", "rate ratio"
+        "\n{:<5} {:>7} {:<7} {:>23} {:>7} {:>19} {:>7} {:>17}\n",
+        "", "size", "waiting", "p50, us", "p99, us", "MB/s", "CPU, us", "latency ratio"
     );
-    let ratio = |ratio: Option<Spread>| ratio.map_or(String::new(), |ratio| ratio.to_string());
-    for row in &report.rows {
-        let size = output::bytes(row.cell.size as u64);
+    for row in report.rows.iter().filter(|row| row.cell.is_single()) {
+        let line = format!(
+            "{:<5} {:>7} {:<7} {:>23} {:>7.0} {:>19} {:>7.0} {:>17}",
+            row.cell.operation,
+            output::bytes(row.cell.size as u64),
+            row.cell.waiting,
+            row.p50_us,
+            row.p99_us.median,
+            row.mb_per_s,
+            row.cpu_us_per_request.median,
+            ratio(row.latency_to_raw)
+        );
+        out += &format!("{}\n", line.trim_end());
+    }
+    let mut streams = report.rows.iter().filter(|row| !row.cell.is_single()).peekable();
+    if streams.peek().is_some() {
+        out.push('\n');
+        out += &output::paragraph(
+            "Engine, by requests in a batch and threads that submit: latency of a whole batch; rate; processor time of both processes; rate \
+             / that of the plain streams in the same round (above 1 is better).",
+        );
+        out += &format!(
+            "\n{:<5} {:>7} {:>5} {:>3} {:>23} {:>7} {:>19} {:>7} {:>17}\n",
+            "", "size", "batch", "thr", "p50, us", "p99, us", "MB/s", "s/GiB", "rate ratio"
+        );
+    }
+    for row in streams {
         let cpu = row.cpu_s_per_gib.median;
         let line = format!(
-            "{:<5} {size:>7} {:>5} {:>3} {:>23} {:>7.0} {:>19} {:>7} {:>17} {:>17}",
+            "{:<5} {:>7} {:>5} {:>3} {:>23} {:>7.0} {:>19} {:>7} {:>17}",
             row.cell.operation,
+            output::bytes(row.cell.size as u64),
             row.cell.batch,
             row.cell.threads,
             row.p50_us,
             row.p99_us.median,
             row.mb_per_s,
             if cpu < 100.0 { format!("{cpu:.2}") } else { format!("{cpu:.0}") },
-            ratio(row.latency_to_raw),
             ratio(row.rate_to_raw)
         );
         out += &format!("{}\n", line.trim_end());
@@ -430,7 +520,7 @@ mod tests {
 
     #[test]
     fn content_that_differs_is_an_error_that_names_side_and_place() {
-        let cell = |operation| Cell { operation, size: 4096, batch: 32, threads: 2 };
+        let cell = |operation| Cell { operation, size: 4096, batch: 32, threads: 2, waiting: Waiting::Polling };
         assert_eq!(judge_content(&cell(Operation::Read), 4096, None), Ok(()));
         let text = judge_content(&cell(Operation::Write), 8192, Some(4096)).unwrap_err();
         assert!(text.contains("WRONG CONTENT: after writes of 4096 bytes") && text.contains("of the target differs"), "{text}");
