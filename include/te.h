@@ -389,9 +389,11 @@ typedef uint64_t te_segment;
 /// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
 /// number when it is open already.
 ///
-/// Asks the peer, or the metadata server, and blocks for up to some seconds. Leading '/' are not part of a
-/// name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot
-/// be reached; TE_ERR_METADATA if there is no such segment; TE_ERR_MALFORMED_JSON.
+/// Asks the peer, or the metadata server, and blocks for up to some seconds; for a minute if the peer takes
+/// the connection and then says nothing, as a stopped process does. te_engine_destroy ends the wait. Leading
+/// '/' are not part of a name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and
+/// TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if there is no such segment;
+/// TE_ERR_MALFORMED_JSON.
 te_status te_open_segment(te_engine *engine, const char *name, te_segment *segment);
 
 /// Says that the program is done with a segment. What is known of it and the connections to the peer are
@@ -402,7 +404,7 @@ te_status te_close_segment(te_engine *engine, te_segment segment);
 /// Asks the peer, or the metadata server, for the present state of a segment. On failure the former state is
 /// kept.
 ///
-/// Blocks for up to some seconds. Errors as for te_open_segment.
+/// Blocks as long as te_open_segment, with the same errors.
 te_status te_refresh_segment(te_engine *engine, te_segment segment);
 
 /// Describes the registered ranges of a segment in `regions`, in the order in which the peer registered them,
@@ -418,7 +420,7 @@ te_status te_list_segment_memory(te_engine *engine,
                                  size_t capacity,
                                  size_t *count);
 
-/// Asks the peer whether it is alive: 0 if it answers. Blocks for up to some seconds.
+/// Asks the peer whether it is alive: 0 if it answers. Blocks as long as te_open_segment.
 ///
 /// Errors: TE_ERR_DNS, TE_ERR_SOCKET, and TE_ERR_MALFORMED_JSON if something else answers there.
 te_status te_probe_segment(te_engine *engine, te_segment segment);
@@ -638,8 +640,8 @@ typedef struct te_notification {
     char *message;
 } te_notification;
 
-/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks for up to some
-/// seconds.
+/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks as long as
+/// te_open_segment.
 ///
 /// Errors: TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if it refuses. After a
 /// failure of the connection it is not known whether the message arrived; it never arrives twice.

@@ -75,32 +75,27 @@ pub fn copy(target: MemoryRange, source: MemoryRange) {
 pub fn copy_checked(target: MemoryRange, source: MemoryRange) -> io::Result<()> {
     assert_eq!(target.length, source.length);
     if !target.intersects(&source) {
-        return copy_by_kernel(target, source);
+        return copy_apart(target, source);
     }
     // The kernel promises no order. So through a buffer, and what is overwritten first has been read before.
-    let mut buffer = vec![0; target.length.min(OVERLAP_BUFFER) as usize];
+    let mut buffer = vec![0_u8; target.length.min(OVERLAP_BUFFER) as usize];
     let mut done = 0;
     while done < target.length {
-        let piece = OVERLAP_BUFFER.min(target.length - done);
-        let offset = if target.address < source.address { done } else { target.length - done - piece };
-        let between = MemoryRange { address: buffer.as_mut_ptr() as u64, length: piece };
-        let part = |range: &MemoryRange| MemoryRange { address: range.address + offset, length: piece };
-        copy_by_kernel(between, part(&source))?;
-        copy_by_kernel(part(&target), between)?;
-        done += piece;
+        let length = OVERLAP_BUFFER.min(target.length - done);
+        let offset = if target.address < source.address { done } else { target.length - done - length };
+        let part = |range: MemoryRange| MemoryRange { address: range.address + offset, length };
+        let between = MemoryRange { address: buffer.as_mut_ptr() as u64, length };
+        copy_apart(between, part(source))?;
+        copy_apart(part(target), between)?;
+        done += length;
     }
     Ok(())
 }
 
-/// Copies bytes of ours into a range of the same length, as [`copy_checked`] does.
-pub fn store_checked(target: MemoryRange, bytes: &[u8]) -> io::Result<()> {
-    copy_checked(target, MemoryRange { address: bytes.as_ptr() as u64, length: bytes.len() as u64 })
-}
-
 const OVERLAP_BUFFER: u64 = 64 << 10;
 
-/// Copies between ranges that do not overlap.
-fn copy_by_kernel(target: MemoryRange, source: MemoryRange) -> io::Result<()> {
+/// [`copy_checked`] of ranges that do not overlap.
+fn copy_apart(target: MemoryRange, source: MemoryRange) -> io::Result<()> {
     let mut done = 0;
     while done < target.length {
         let (local, remote) = (source.vector(done), target.vector(done));
@@ -122,7 +117,12 @@ fn copy_by_kernel(target: MemoryRange, source: MemoryRange) -> io::Result<()> {
     Ok(())
 }
 
-/// What [`copy_by_kernel`] does where the kernel does not let it: slower, and takes two descriptors for as long as it lasts. Begins at
+/// Copies bytes of ours into a range of the same length, as [`copy_checked`] does.
+pub fn store_checked(target: MemoryRange, bytes: &[u8]) -> io::Result<()> {
+    copy_checked(target, MemoryRange { address: bytes.as_ptr() as u64, length: bytes.len() as u64 })
+}
+
+/// What [`copy_checked`] does where the kernel does not let it: slower, and takes two descriptors for as long as it lasts. Begins at
 /// the offset `done`.
 fn copy_through_pipe(target: MemoryRange, source: MemoryRange, mut done: u64) -> io::Result<()> {
     let (receiver, sender) = io::pipe()?;

@@ -20,8 +20,8 @@ pub struct te_notification {
     pub message: *mut c_char,
 }
 
-/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks for up to some
-/// seconds.
+/// Sends a message to the engine of a segment, and returns when it has arrived there. Blocks as long as
+/// te_open_segment.
 ///
 /// Errors: TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if it refuses. After a
 /// failure of the connection it is not known whether the message arrived; it never arrives twice.

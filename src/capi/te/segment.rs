@@ -21,9 +21,11 @@ pub const TE_LOCAL_SEGMENT: te_segment = 0;
 /// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
 /// number when it is open already.
 ///
-/// Asks the peer, or the metadata server, and blocks for up to some seconds. Leading '/' are not part of a
-/// name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and TE_ERR_SOCKET if the peer cannot
-/// be reached; TE_ERR_METADATA if there is no such segment; TE_ERR_MALFORMED_JSON.
+/// Asks the peer, or the metadata server, and blocks for up to some seconds; for a minute if the peer takes
+/// the connection and then says nothing, as a stopped process does. te_engine_destroy ends the wait. Leading
+/// '/' are not part of a name. Errors: TE_ERR_INVALID_ARGUMENT for an empty name; TE_ERR_DNS and
+/// TE_ERR_SOCKET if the peer cannot be reached; TE_ERR_METADATA if there is no such segment;
+/// TE_ERR_MALFORMED_JSON.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_open_segment(engine: *mut te_engine, name: *const c_char, segment: *mut te_segment) -> te_status {
     with(engine, |engine| {
@@ -47,7 +49,7 @@ pub unsafe extern "C" fn te_close_segment(engine: *mut te_engine, segment: te_se
 /// Asks the peer, or the metadata server, for the present state of a segment. On failure the former state is
 /// kept.
 ///
-/// Blocks for up to some seconds. Errors as for te_open_segment.
+/// Blocks as long as te_open_segment, with the same errors.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_refresh_segment(engine: *mut te_engine, segment: te_segment) -> te_status {
     with(engine, |engine| engine.refresh_segment(segment))
@@ -74,7 +76,7 @@ pub unsafe extern "C" fn te_list_segment_memory(
     })
 }
 
-/// Asks the peer whether it is alive: 0 if it answers. Blocks for up to some seconds.
+/// Asks the peer whether it is alive: 0 if it answers. Blocks as long as te_open_segment.
 ///
 /// Errors: TE_ERR_DNS, TE_ERR_SOCKET, and TE_ERR_MALFORMED_JSON if something else answers there.
 #[unsafe(no_mangle)]
