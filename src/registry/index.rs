@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Slots that no region needs are *gaps*: they repeat the slot before them, or are null before the first region. So searching needs no
-//! count, a removal leaves a gap, and a registration between the same neighbours fills one. A look-up touches four cache lines of a leaf.
+//! count, a removal leaves a gap, and a registration between the same neighbours fills one. A look-up touches at most six cache lines of a leaf.
 //!
 //! # Invariants
 //!
@@ -57,7 +57,7 @@
 //! | operation | cost |
 //! |---|---|
 //! | pin | one store and a fence |
-//! | look-up | two searches: the lower bounds of n/48 or so leaves, then four cache lines of one leaf; then one region |
+//! | look-up | two searches: the lower bounds of n/48 or so leaves, then the heads and one group of a leaf; then one region |
 //! | remove | the same, and some stores to the slots of the region; one deferred call, for its count |
 //! | insert | the same, and some stores to the gap or as far as the next one; without one behind the place a new leaf (1.6 KiB) |
 //! | split, merge | new leaves and a copy of the top; at most one insertion or removal in 16 |
@@ -79,10 +79,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, fence};
 use super::Region;
 use crate::sys::MemoryRange;
 
-/// Slots in a group: as many as fit a cache line. Models try all interleavings, so they get less.
+/// Slots in a group. Models try all interleavings, so they get less.
 const GROUP: usize = if cfg!(all(test, loom)) { 2 } else { 8 };
 
-/// Groups in a leaf: a cache line has the version and the heads of all but the first.
+/// Groups in a leaf. The version and the heads of all but the first make 64 bytes.
 const GROUPS: usize = GROUP;
 
 /// Most regions in a leaf. Tests choose less.
@@ -131,8 +131,8 @@ impl SharedSlot {
     }
 }
 
-/// See the module.
-#[repr(C, align(64))]
+/// See the module. Not aligned to cache lines: what the allocator then does about placing leaves cost more than the lines saved.
+#[repr(C)]
 struct Leaf {
     /// The number of regions, the mark, and the number of changes.
     version: AtomicU64,

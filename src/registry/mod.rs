@@ -12,7 +12,7 @@
 //! Locks: one mutex for all who change something; it is held for the bookkeeping only, and while [`Registry::published`] encodes.
 //! Readers take none. No callback may call the registry back, except from inside [`Registry::read`], where nothing is locked.
 //!
-//! Memory: 72 bytes a region, 24 to 35 in the index, 16 in the published order, and its encoded text.
+//! Memory: 72 bytes a region, 24 to 35 in the index, 16 to 32 in the published order, and its encoded text.
 
 pub mod in_flight;
 mod index;
@@ -320,7 +320,7 @@ impl Registry {
     /// Blocks a range for the caller, who makes it usable and then commits it.
     ///
     /// Errors: `InvalidArgument` for an empty range or one at address 0; `AddressOverlapped` if any byte is blocked already, which the
-    /// text explains. O(log n), and a copy of 2 KiB.
+    /// text explains. O(log n), and in few cases a copy of 2 KiB.
     pub fn reserve(&self, range: MemoryRange, options: &RegionOptions) -> Result<Reservation> {
         check(range).map_err(|reason| Error::new(Code::InvalidArgument, format!("cannot register {}: {reason}", Shown(range))))?;
         let outcome = self.changes.lock().reserve(range, options);
