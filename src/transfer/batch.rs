@@ -72,7 +72,12 @@ impl HeldRegions {
     }
 }
 
+/// Beside a terminal state: the batch has not counted the task yet.
+const UNCOUNTED: u8 = 0x80;
+
 struct Task {
+    /// A [`State`]. It is terminal before the batch counts the task, so that a batch that is over has none that runs, and is
+    /// [`UNCOUNTED`] until then, so that callers who have seen all tasks end find the batch over.
     state: AtomicU8,
     opcode: Opcode,
     length: u64,
@@ -80,12 +85,19 @@ struct Task {
 }
 
 impl Task {
-    fn is_over(&self) -> bool {
-        self.state.load(Ordering::Acquire) != State::Waiting as u8
+    /// Waits for the few instructions between the end and its being counted.
+    fn state(&self) -> State {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state & UNCOUNTED == 0 {
+                return State::from_number(state);
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn status(&self) -> TaskStatus {
-        let state = State::from_number(self.state.load(Ordering::Acquire));
+        let state = self.state();
         let transferred_bytes = if state == State::Completed { self.length } else { 0 };
         let error = if state.is_terminal() { self.error.get().cloned() } else { None };
         TaskStatus { state, transferred_bytes, error }
@@ -197,10 +209,10 @@ impl Submission {
         if let Err(error) = outcome {
             task.error.get_or_init(|| error);
         }
+        task.state.store(state as u8 | UNCOUNTED, Ordering::Release);
+        let is_announced = shared.progress.end_task();
         task.state.store(state as u8, Ordering::Release);
-        if shared.progress.end_task()
-            && let Some((event, _)) = shared.event.get()
-        {
+        if is_announced && let Some((event, _)) = shared.event.get() {
             event.signal();
         }
     }
@@ -307,7 +319,7 @@ impl Batch {
         let submission = submissions[..after].last()?;
         let index = task - submission.first;
         let task = submission.tasks.get(index)?;
-        if task.is_over() {
+        if task.state().is_terminal() {
             return Some(task.status());
         }
         let submission = submission.clone();
@@ -681,6 +693,48 @@ pub(super) mod tests {
         });
         let status = bench.batch.status();
         assert_eq!((status.tasks, status.finished, status.failed, status.state), (2000, 2000, 500, State::Failed));
+    }
+
+    #[test]
+    fn the_end_of_a_task_is_told_when_the_batch_has_counted_it() {
+        let bench = Bench::new(1);
+        bench.submit(&[1], None).unwrap();
+        let told = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let submission = bench.batch.submissions.read()[0].clone();
+            let state = &submission.tasks[0].state;
+            // As if the thread that ends the task were held up half-way.
+            state.store(State::Completed as u8 | UNCOUNTED, Ordering::Release);
+            let caller = scope.spawn(|| {
+                let states = bench.states();
+                told.store(true, Ordering::SeqCst);
+                states
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!told.load(Ordering::SeqCst));
+            state.store(State::Completed as u8, Ordering::Release);
+            assert_eq!(caller.join().unwrap(), [State::Completed]);
+        });
+        bench.end(0, Ok(()));
+    }
+
+    #[test]
+    fn a_batch_is_over_as_soon_as_all_its_tasks_are_seen_to_be() {
+        for _ in 0..200 {
+            let bench = Bench::new(2);
+            bench.submit(&[1, 1], None).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    bench.end(0, Ok(()));
+                    bench.end(0, Ok(()));
+                });
+                while !bench.states().iter().all(|state| state.is_terminal()) {
+                    std::thread::yield_now();
+                }
+                assert!(bench.batch.is_finished(), "it could not be freed");
+                assert_eq!(bench.batch.status().state, State::Completed);
+            });
+        }
     }
 
     #[test]
