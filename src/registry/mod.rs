@@ -100,7 +100,7 @@ impl<'a> View<'a> {
     }
 
     fn entry(&self, address: u64) -> Option<Entry<'a>> {
-        if let Some(hint) = self.hint.get().filter(|hint| hint.contains(address) && self.pinned.is_present(hint)) {
+        if let Some(hint) = self.hint.get().filter(|hint| hint.contains(address) && hint.is_present()) {
             return Some(hint);
         }
         let found = self.pinned.predecessor(address).filter(|entry| entry.contains(address));

@@ -690,6 +690,28 @@ fn the_hint_of_a_view_sees_removals_and_new_registrations() {
 }
 
 #[test]
+fn the_hint_of_a_view_outlives_no_split_or_merge_of_leaves() {
+    let registry = Registry::with_capacities(4, 4);
+    (1..=4).for_each(|at| drop(register(&registry, at * 0x1000, 0x10)));
+    registry.read(|view| {
+        let is_found = |address| view.find(address).is_some();
+        // Filled up, so that the next registration splits the leaf.
+        assert!(is_found(0x2000));
+        register(&registry, 0x2800, 0x10);
+        assert!(is_found(0x2000));
+        unregister(&registry, 0x2000);
+        assert!(!is_found(0x2000));
+        // Of each half one region is left, and they merge.
+        assert!(is_found(0x4000));
+        [0x1000, 0x2800].iter().for_each(|start| unregister(&registry, *start));
+        assert_eq!(registry.changes.lock().index.check(), 1);
+        assert!(is_found(0x4000));
+        unregister(&registry, 0x4000);
+        assert!(!is_found(0x4000) && is_found(0x3000));
+    });
+}
+
+#[test]
 fn one_change_among_65536_encodes_one_block_anew() {
     let registry = Registry::new();
     let regions = count(65_536, 150) as u64;
