@@ -4,8 +4,8 @@
 //! [`Slice`] for a transport. A task's state goes from [`State::Waiting`] to one terminal state, once, and only when the engine will
 //! not touch the task's memory any more. All state is read without taking part in the transfer: nobody has to poll for it to advance.
 //!
-//! Order within the end of a task: guards on local regions are given back, then the state is published, then the batch's count of
-//! unfinished tasks falls, then waiters wake. With a notification, the task that ends last keeps its state to itself until the peer
+//! Order within the end of a task: guards on local regions are given back, then the state is set, then the batch's count of
+//! unfinished tasks falls, from when callers are told the state, then waiters wake. With a notification, the task that ends last keeps its state to itself until the peer
 //! has answered or failed.
 //!
 //! Who locks what: status is atomics, plus a read lock on the list of submissions. How tasks end together, and who waits for it, is
