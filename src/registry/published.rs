@@ -96,6 +96,14 @@ impl Published {
         Some(removed)
     }
 
+    /// Throws away the text that holds a region, if it was added.
+    pub(super) fn touch(&mut self, region: &Region) {
+        let at = self.locate(region.sequence());
+        if let Some(block) = self.blocks.get_mut(at) {
+            block.text = None;
+        }
+    }
+
     /// Makes room for `sequence` in a block whose places are all in use: by dropping its empty places if those are a quarter, else by a
     /// new block after it when `sequence` is the newest of all, so that blocks are full after registrations one by one, else by
     /// moving the upper half.

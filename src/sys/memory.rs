@@ -53,7 +53,8 @@ impl MemoryRange {
 
     /// The part `[offset, offset + length)` of this range, if it has one.
     pub fn part(&self, offset: u64, length: u64) -> Option<MemoryRange> {
-        (offset <= self.length && length <= self.length - offset).then(|| MemoryRange { address: self.address + offset, length })
+        let address = self.address.checked_add(offset)?;
+        (offset <= self.length && length <= self.length - offset).then_some(MemoryRange { address, length })
     }
 
     /// What is behind the offset, for a system call.

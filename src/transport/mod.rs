@@ -3,6 +3,7 @@
 //! A transport is given [`Slice`]s and must call [`Completion::finish`] exactly once for each, after which it never touches the
 //! slice's memory again. It owns deadlines and cancellation of what it was given.
 
+pub mod device;
 pub mod local;
 pub mod tcp;
 
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::metadata::SegmentDescriptor;
-use crate::registry::Region;
 use crate::sys::MemoryRange;
+pub use device::Device;
 
 /// Counts the callers of an engine that wait for the end of their transfers otherwise than by polling. The engine counts, transports
 /// look. It orders nothing by itself: see [`tcp`]'s `attendance` for who sees whom.
@@ -111,11 +112,12 @@ pub trait Transport: Send + Sync {
     /// Name in `installTransport` and in descriptors.
     fn protocol(&self) -> &'static str;
 
-    /// Makes a region usable by this transport.
-    fn register(&self, region: &Arc<Region>) -> Result<()>;
-
-    /// Undoes [`Transport::register`]; the region has been drained.
-    fn unregister(&self, region: &Arc<Region>) -> Result<()>;
+    /// Devices that memory must be registered with before this transport can use it; none for most. Always the same ones in the same
+    /// order, those that are gone included: keys of a region are found by the position of their device. At most one transport of
+    /// an engine has any.
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
 
     /// Starts the slices. Failures are reported per slice through its completion.
     fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>);

@@ -39,7 +39,7 @@ use self::server::{Acceptor, Connection};
 use super::{Segment, Slice, Transport, Watchers};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
-use crate::registry::{Region, Registry};
+use crate::registry::Registry;
 use crate::sys::MemoryRange;
 use crate::sys::background::Background;
 use crate::sys::thread;
@@ -302,14 +302,6 @@ impl TcpTransport {
 impl Transport for TcpTransport {
     fn protocol(&self) -> &'static str {
         "tcp"
-    }
-
-    fn register(&self, _region: &Arc<Region>) -> Result<()> {
-        Ok(())
-    }
-
-    fn unregister(&self, _region: &Arc<Region>) -> Result<()> {
-        Ok(())
     }
 
     fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>) {

@@ -6,6 +6,7 @@
 
 mod machine;
 mod open;
+mod pin;
 mod raw;
 mod register;
 mod statistics;
@@ -60,7 +61,7 @@ fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
 }
 
 fn memory_options() -> MemoryOptions {
-    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false }
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None }
 }
 
 /// Prints a report: as text, or everything as JSON.
