@@ -4,6 +4,8 @@ CARGO ?= cargo
 # Absolute, because the tests run cargo from other directories.
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(CARGO_TARGET_DIR)/release
+# Without the RDMA transport, and without what building it needs: make FEATURES=--no-default-features
+export FEATURES ?=
 
 BUILD := $(CURDIR)/build
 STAGE := $(BUILD)/stage
@@ -47,11 +49,11 @@ help:
 
 build:
 	@scripts/setup build
-	$(CARGO) build --release --locked --workspace
+	$(CARGO) build --release --locked --workspace $(FEATURES)
 
 # Only when a source is newer than what was built: "sudo make install" must not need cargo.
 $(ARTEFACTS) &: $(SOURCES)
-	$(CARGO) build --release --locked --workspace
+	$(CARGO) build --release --locked --workspace $(FEATURES)
 	@touch $(ARTEFACTS)
 
 # --- install -----------------------------------------------------------------------------------------------------------------
@@ -127,24 +129,24 @@ lint:
 	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
 		grep -qF "Rust $$version or later" README.md || { echo "README.md must say: Rust $$version or later" >&2; exit 1; }
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace $(FEATURES) --all-targets -- -D warnings
 
 unit:
-	MC_LOG_LEVEL=ERROR $(CARGO) test --locked --workspace
+	MC_LOG_LEVEL=ERROR $(CARGO) test --locked --workspace $(FEATURES)
 
 # Of the development build, because types are in full debug information only; the unit tests have built it already.
 abi_library = $(CARGO_TARGET_DIR)/debug/deps/libtransfer_engine.so
 abi: setup-test
-	$(CARGO) test --locked --workspace --no-run --quiet
+	$(CARGO) test --locked --workspace $(FEATURES) --no-run --quiet
 	scripts/abi check $(abi_library) abi/transfer_engine.abi
 
 abi-update: setup-test
-	$(CARGO) test --locked --workspace --no-run --quiet
+	$(CARGO) test --locked --workspace $(FEATURES) --no-run --quiet
 	scripts/abi update $(abi_library) abi/transfer_engine.abi
 
 # Every interleaving of in-flight guards against draining. A target directory of its own: the flag changes every crate.
 # A filter that matches nothing would pass, so here and below the tests are listed first.
-loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --lib loom_tests
+loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --no-default-features --lib loom_tests
 loom:
 	$(loom_test) -- --list | grep ': test$$'
 	$(loom_test)
@@ -172,7 +174,7 @@ test-sanitize: setup-test stage
 # Tree borrows, because crossbeam-epoch itself stops under miri's default rules; leaks are its garbage that nobody collects at exit.
 miri_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
 	MIRIFLAGS='-Zmiri-tree-borrows -Zmiri-ignore-leaks -Zmiri-disable-isolation -Zmiri-permissive-provenance' \
-	$(CARGO) +nightly miri test --locked --lib registry::
+	$(CARGO) +nightly miri test --locked --no-default-features --lib registry::
 test-miri:
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		set -ex; $(miri_test) -- --list | grep ': test$$'; $(miri_test); \
