@@ -4,6 +4,8 @@
 //! slice's memory again. It owns deadlines and cancellation of what it was given.
 
 pub mod local;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod tcp;
 
 use std::sync::Arc;

@@ -1,0 +1,6 @@
+//! RDMA: memory that devices read and write themselves.
+//!
+//! [`verbs`] loads the verbs library and owns its objects.
+
+#[allow(unsafe_code)]
+pub mod verbs;
