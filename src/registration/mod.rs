@@ -1,19 +1,19 @@
 //! Registering and unregistering memory: from an address range to a region that every installed transport can use, and back.
 //!
-//! Registering reserves the range, makes it known to each transport in turn, and commits; a failure undoes what was done, and the range
-//! is free again. If undoing fails, too, the range stays blocked (quarantined) and the error says so. Unregistering refuses new work on
-//! the region at once, waits for what is in flight, then takes the region from the transports and frees the range.
+//! Registering reserves the range, registers it with each device of the transports, and commits; a failure undoes what was done, and the range
+//! is free again. If undoing fails, too, the range stays blocked (quarantined) and the log says so. Unregistering refuses new work on
+//! the region at once, waits for what is in flight, then takes the region from the devices and frees the range.
 //!
-//! No lock of its own. Cost beyond the transports': two short holds of the registry's mutex for each call, whatever is registered.
+//! No lock of its own. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error, Result};
-use crate::registry::{Region, RegionOptions, Registry, Removal, Reservation};
+use crate::registry::{Chunk, MemoryKey, Region, RegionOptions, Registrations, Registry, Removal, Reservation};
 use crate::sys::MemoryRange;
 use crate::telemetry::Counters;
-use crate::transport::Transport;
+use crate::transport::{Device, Transport};
 
 /// How long work in flight may go on before the connections that carry it are closed, and how long until that is tried again.
 const GRACE: Duration = Duration::from_millis(100);
@@ -33,7 +33,7 @@ impl Registrar {
         Registrar { registry, counters }
     }
 
-    /// Registers one range. Errors: InvalidArgument (empty or null), AddressOverlapped, and what a transport answers.
+    /// Registers one range. Errors: InvalidArgument (empty or null), AddressOverlapped, and what a device answers.
     pub fn register(&self, range: MemoryRange, options: &RegionOptions, transports: &[Arc<dyn Transport>]) -> Result<()> {
         let reservation = self.registry.reserve(range, options).inspect_err(|_| self.counters.registrations_refused.add(1))?;
         match reservation {
@@ -62,24 +62,16 @@ impl Registrar {
     }
 
     fn attach_all(&self, new: &[Arc<Region>], counted: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
-        for (position, region) in new.iter().enumerate() {
-            if let Err((error, attached)) = attach(region, transports) {
-                self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
-                self.undo(region, &transports[..attached], &error);
-                for region in &new[..position] {
-                    self.undo(region, transports, &error);
+        let devices = devices_of(transports);
+        if !devices.is_empty() {
+            match pin(new, &devices) {
+                Ok(pinned) => new.iter().zip(pinned).for_each(|(region, keys)| self.registry.equip(region, keys)),
+                Err(failure) => {
+                    self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
+                    self.give_back(new, &failure);
+                    self.drop_references(counted, transports);
+                    return Err(failure.error);
                 }
-                self.registry.abandon(&new[position + 1..]);
-                let mut last = Vec::new();
-                for region in counted {
-                    // The others may have been given back meanwhile.
-                    if let Ok(Removal::Last(region)) = self.registry.start_drain(region.range().address()) {
-                        last.push(region);
-                    }
-                }
-                // Logged where it is found; the caller has to know why the registration failed.
-                let _ = self.drain_all(&last, transports);
-                return Err(error);
             }
         }
         self.registry.commit(new);
@@ -87,22 +79,37 @@ impl Registrar {
         Ok(())
     }
 
-    /// Takes a region that is not committed from the transports it was made known to.
-    fn undo(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>], cause: &Error) {
-        match detach(region, transports) {
-            Ok(()) => self.registry.abandon(std::slice::from_ref(region)),
-            Err(error) => {
-                let (address, length) = (region.range().address(), region.range().length());
-                tracing::error!(
-                    "[{address:#x}, +{length}) stays blocked: its registration failed ({cause}), and undoing it as well ({error})"
-                );
-                self.registry.quarantine(region);
+    /// Frees reserved ranges, except for those that a device may still reach.
+    fn give_back(&self, regions: &[Arc<Region>], failure: &PinFailure) {
+        for (position, region) in regions.iter().enumerate() {
+            match failure.kept.iter().find(|(kept, _)| *kept == position) {
+                None => self.registry.abandon(std::slice::from_ref(region)),
+                Some((_, error)) => {
+                    let (address, length, cause) = (region.range().address(), region.range().length(), &failure.error);
+                    tracing::error!(
+                        "[{address:#x}, +{length}) stays blocked: its registration failed ({cause}), and undoing it as well ({error})"
+                    );
+                    self.registry.quarantine(region);
+                }
             }
         }
     }
 
+    /// Gives counted references back after a failure.
+    fn drop_references(&self, counted: &[Arc<Region>], transports: &[Arc<dyn Transport>]) {
+        let mut last = Vec::new();
+        for region in counted {
+            // The others may have been given back meanwhile.
+            if let Ok(Removal::Last(region)) = self.registry.start_drain(region.range().address()) {
+                last.push(region);
+            }
+        }
+        // Logged where it is found; the caller has to know why the registration failed.
+        let _ = self.drain_all(&last, transports);
+    }
+
     /// Unregisters the region that starts at `address`. Errors: AddressNotRegistered; BatchBusy when work in flight did not end within
-    /// five seconds (call again; the region takes no new work meanwhile) or another thread is unregistering it; what a transport answers.
+    /// five seconds (call again; the region takes no new work meanwhile) or another thread is unregistering it; what a device answers.
     pub fn unregister(&self, address: u64, transports: &[Arc<dyn Transport>]) -> Result<()> {
         match self.registry.start_drain(address)? {
             Removal::Counted => self.counters.regions_unregistered.add(1),
@@ -174,7 +181,7 @@ impl Registrar {
     }
 
     fn release(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
-        match detach(region, transports) {
+        match unpin(region, &devices_of(transports)) {
             Ok(()) => {
                 self.registry.finish(region);
                 self.counters.regions_unregistered.add(1);
@@ -187,39 +194,71 @@ impl Registrar {
         }
     }
 
-    /// Makes all live regions known to one more transport, or none of them.
+    /// Makes all live regions known to the devices of one more transport, or none of them. Only while nobody registers or unregisters.
     pub fn attach_live(&self, transport: &Arc<dyn Transport>) -> Result<()> {
-        let regions = self.registry.live();
-        for (position, region) in regions.iter().enumerate() {
-            if let Err(error) = transport.register(region) {
-                for region in &regions[..position] {
-                    let _ = transport.unregister(region);
-                }
-                return Err(error);
-            }
+        let devices = transport.devices();
+        if devices.is_empty() {
+            return Ok(());
         }
+        let regions = self.registry.live();
+        // What is kept by a device that will not be used matters to nobody but the device.
+        let pinned = pin(&regions, &devices).map_err(|failure| failure.error)?;
+        self.registry.equip_live(regions.into_iter().zip(pinned).collect());
         Ok(())
     }
 }
 
-/// On an error, how many transports have the region.
-fn attach(region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> std::result::Result<(), (Error, usize)> {
-    for (position, transport) in transports.iter().enumerate() {
-        transport.register(region).map_err(|error| (error, position))?;
-    }
-    Ok(())
+fn devices_of(transports: &[Arc<dyn Transport>]) -> Vec<Arc<dyn Device>> {
+    transports.iter().flat_map(|transport| transport.devices()).collect()
 }
 
-fn detach(region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
+/// Why memory could not be registered, and what could not be undone.
+struct PinFailure {
+    error: Error,
+    /// Positions of regions that a device may still reach, and why.
+    kept: Vec<(usize, Error)>,
+}
+
+/// Registers all regions with all devices, or none.
+fn pin(regions: &[Arc<Region>], devices: &[Arc<dyn Device>]) -> std::result::Result<Vec<Registrations>, PinFailure> {
+    let mut done = Vec::new();
+    for (position, region) in regions.iter().enumerate() {
+        for (number, device) in devices.iter().enumerate().filter(|(_, device)| device.is_active()) {
+            match device.register(region.range(), region.remote_accessible()) {
+                Ok(key) => done.push((position, number, key)),
+                Err(error) => {
+                    let undo = |(position, number, key): &(usize, usize, MemoryKey)| {
+                        devices[*number].deregister(key).err().map(|error| (*position, error))
+                    };
+                    return Err(PinFailure { error, kept: done.iter().filter_map(undo).collect() });
+                }
+            }
+        }
+    }
+    let registrations = |(position, region): (usize, &Arc<Region>)| {
+        let mut keys = vec![None; devices.len()];
+        done.iter().filter(|(of, ..)| *of == position).for_each(|(_, number, key)| keys[*number] = Some(*key));
+        Registrations::new(vec![Chunk::new(region.range(), &keys)])
+    };
+    Ok(regions.iter().enumerate().map(registrations).collect())
+}
+
+fn unpin(region: &Region, devices: &[Arc<dyn Device>]) -> Result<()> {
     let mut outcome = Ok(());
-    for transport in transports.iter().rev() {
-        outcome = outcome.and(transport.unregister(region));
+    for chunk in region.registrations().map_or(&[][..], Registrations::chunks) {
+        for (number, device) in devices.iter().enumerate() {
+            if let Some(key) = chunk.key(number) {
+                outcome = outcome.and(device.deregister(&key));
+            }
+        }
     }
     outcome
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use parking_lot::Mutex;
 
     use super::*;
@@ -229,6 +268,7 @@ mod tests {
     /// Fails on demand, and keeps count.
     #[derive(Default)]
     struct Moody {
+        this: Weak<Moody>,
         attached: Mutex<Vec<u64>>,
         refuses: Mutex<Option<u64>>,
         keeps: Mutex<bool>,
@@ -240,26 +280,18 @@ mod tests {
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     }
 
+    impl Moody {
+        fn new() -> Arc<Moody> {
+            Arc::new_cyclic(|this| Moody { this: this.clone(), ..Moody::default() })
+        }
+    }
+
     impl Transport for Moody {
         fn protocol(&self) -> &'static str {
             "moody"
         }
-        fn register(&self, region: &Arc<Region>) -> Result<()> {
-            if *self.refuses.lock() == Some(region.range().address()) {
-                if let Some(meanwhile) = self.meanwhile.lock().take() {
-                    meanwhile();
-                }
-                return Err(Error::quiet(Code::Context, "refused"));
-            }
-            self.attached.lock().push(region.range().address());
-            Ok(())
-        }
-        fn unregister(&self, region: &Arc<Region>) -> Result<()> {
-            if *self.keeps.lock() {
-                return Err(Error::quiet(Code::Context, "kept"));
-            }
-            self.attached.lock().retain(|address| *address != region.range().address());
-            Ok(())
+        fn devices(&self) -> Vec<Arc<dyn Device>> {
+            self.this.upgrade().into_iter().map(|this| this as Arc<dyn Device>).collect()
         }
         fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
         fn cancel(&self) {}
@@ -273,6 +305,35 @@ mod tests {
         fn shutdown(&self, _reason: Error) {}
     }
 
+    impl Device for Moody {
+        fn name(&self) -> &str {
+            "moody0"
+        }
+        fn numa_node(&self) -> Option<u32> {
+            None
+        }
+        fn max_mr_size(&self) -> u64 {
+            u64::MAX
+        }
+        fn register(&self, chunk: MemoryRange, _remote_accessible: bool) -> Result<MemoryKey> {
+            if *self.refuses.lock() == Some(chunk.address()) {
+                if let Some(meanwhile) = self.meanwhile.lock().take() {
+                    meanwhile();
+                }
+                return Err(Error::quiet(Code::Context, "refused"));
+            }
+            self.attached.lock().push(chunk.address());
+            Ok(MemoryKey { handle: chunk.address() as usize, ..MemoryKey::default() })
+        }
+        fn deregister(&self, key: &MemoryKey) -> Result<()> {
+            if *self.keeps.lock() {
+                return Err(Error::quiet(Code::Context, "kept"));
+            }
+            self.attached.lock().retain(|address| *address as usize != key.handle);
+            Ok(())
+        }
+    }
+
     struct Bench {
         registry: Arc<Registry>,
         registrar: Registrar,
@@ -284,7 +345,7 @@ mod tests {
     impl Bench {
         fn new() -> Bench {
             let registry = Arc::new(Registry::new());
-            let (first, second) = (Arc::new(Moody::default()), Arc::new(Moody::default()));
+            let (first, second) = (Moody::new(), Moody::new());
             Bench {
                 registrar: Registrar::new(registry.clone(), Arc::default()),
                 registry,

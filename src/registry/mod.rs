@@ -7,17 +7,19 @@
 //! - `index`: the one structure that holds the regions, ordered by address; read without locks
 //! - `region`: a region's states
 //! - [`in_flight`]: the count behind guard and drain
+//! - [`registrations`]: what devices know a region by
 //! - `published`: live regions in registration order, with their encoded text
 //!
 //! Locks: one mutex for all who change something; it is held for the bookkeeping only, and while [`Registry::published`] encodes.
 //! Readers take none. No callback may call the registry back, except from inside [`Registry::read`], where nothing is locked.
 //!
-//! Memory: 72 bytes a region, 24 to 35 in the index, 16 in the published order, and its encoded text.
+//! Memory: 88 bytes a region, 24 to 35 in the index, 16 in the published order, and its encoded text.
 
 pub mod in_flight;
 mod index;
 mod published;
 mod region;
+pub mod registrations;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -35,6 +37,7 @@ use index::{Entry, Index, LEAF_CAPACITY, Pinned, Writer};
 use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
+pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
 
 /// What a registration asks for, beside its range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -381,6 +384,29 @@ impl Registry {
             region.in_flight.open();
             changes.published.add(region);
         }
+    }
+
+    /// Gives a reserved region its keys. Only for what the caller has reserved, once.
+    pub fn equip(&self, region: &Region, registrations: Registrations) {
+        debug_assert_eq!(region.state(), State::Reserved);
+        let is_first = region.set_registrations(registrations);
+        debug_assert!(is_first);
+    }
+
+    /// Gives live regions their keys, and has them published anew. Only while nobody else registers or unregisters; regions that have
+    /// keys already keep them.
+    pub fn equip_live(&self, keys: Vec<(Arc<Region>, Registrations)>) {
+        let mut changes = self.changes.lock();
+        for (region, registrations) in keys {
+            if region.set_registrations(registrations) {
+                changes.published.touch(&region);
+            }
+        }
+    }
+
+    /// Has a region published anew whose keys were replaced.
+    pub fn republish(&self, region: &Region) {
+        self.changes.lock().published.touch(region);
     }
 
     /// Reserved -> gone. Only for what the caller has reserved.

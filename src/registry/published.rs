@@ -100,6 +100,14 @@ impl Published {
         }
     }
 
+    /// Throws away the text that holds a region, if it was added.
+    pub(super) fn touch(&mut self, region: &Region) {
+        let at = self.locate(region.sequence());
+        if let Some(block) = self.blocks.get_mut(at) {
+            block.text = None;
+        }
+    }
+
     /// Makes room for `sequence` in a full block: by a new block after it when it is the newest of all, so that blocks are full
     /// after registrations one by one, else by moving the upper half.
     fn split(&mut self, at: usize, sequence: u64) {

@@ -12,13 +12,14 @@
 //!
 //! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open exactly then, so one `fetch_add` both
 //! tests the state and keeps it. The state and the reference count change only under the registry's lock; readers may look at any
-//! time. 72 bytes with the two counts of its `Arc`.
+//! time. 88 bytes with the two counts of its `Arc`; what devices know of a region is beside it, for those that devices know.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::RegionOptions;
 use super::in_flight::InFlight;
+use super::registrations::{RegistrationCost, Registrations};
 use crate::sys::MemoryRange;
 
 /// Where a region is in its life; see the module's picture.
@@ -52,6 +53,7 @@ pub struct Region {
     location: Arc<str>,
     sequence: u64,
     pub(super) in_flight: InFlight,
+    registrations: OnceLock<Box<Registrations>>,
     references: AtomicU32,
     state: AtomicU8,
     remote_accessible: bool,
@@ -66,6 +68,7 @@ impl Region {
             location,
             sequence,
             in_flight: InFlight::new_closed(),
+            registrations: OnceLock::new(),
             references: AtomicU32::new(1),
             state: AtomicU8::new(State::Reserved as u8),
             remote_accessible: options.remote_accessible,
@@ -96,6 +99,28 @@ impl Region {
     /// Whether it is registered now: committed, and its removal has not begun.
     pub fn is_live(&self) -> bool {
         self.state() == State::Live
+    }
+
+    /// Its keys, if devices know it. Set before the region is live, or when the first transport that has devices is installed.
+    pub fn registrations(&self) -> Option<&Registrations> {
+        self.registrations.get().map(|registrations| &**registrations)
+    }
+
+    /// False if it has them already. Under the registry's lock, or before it is live.
+    pub(super) fn set_registrations(&self, registrations: Registrations) -> bool {
+        self.registrations.set(Box::new(registrations)).is_ok()
+    }
+
+    /// What registering it took; `None` if no device knows it, or the registration has not ended.
+    pub fn cost(&self) -> Option<&RegistrationCost> {
+        self.registrations()?.cost.get().map(|cost| &**cost)
+    }
+
+    /// Keeps what registering it took. Once; without effect where no device knows the region.
+    pub fn set_cost(&self, cost: RegistrationCost) {
+        if let Some(registrations) = self.registrations() {
+            let _ = registrations.cost.set(Box::new(cost));
+        }
     }
 
     /// How many guards are held on it now; for texts.
@@ -151,6 +176,6 @@ mod tests {
 
     #[test]
     fn a_region_is_small() {
-        assert!(std::mem::size_of::<Region>() <= 56, "{}", std::mem::size_of::<Region>());
+        assert!(std::mem::size_of::<Region>() <= 72, "{}", std::mem::size_of::<Region>());
     }
 }

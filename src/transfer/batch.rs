@@ -452,12 +452,6 @@ pub(super) mod tests {
         fn protocol(&self) -> &'static str {
             "recorder"
         }
-        fn register(&self, _region: &Arc<crate::registry::Region>) -> Result<()> {
-            Ok(())
-        }
-        fn unregister(&self, _region: &Arc<crate::registry::Region>) -> Result<()> {
-            Ok(())
-        }
         fn submit(&self, _segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
             self.slices.lock().extend(slices);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Opcode, Segment, Slice, Transport};
 use crate::error::{Code, Error, Result};
-use crate::registry::{Access, Refusal, Region, Registry};
+use crate::registry::{Access, Refusal, Registry};
 use crate::sys::{MemoryRange, memory};
 
 /// The transport to the own segment.
@@ -55,14 +55,6 @@ impl LocalTransport {
 impl Transport for LocalTransport {
     fn protocol(&self) -> &'static str {
         "local"
-    }
-
-    fn register(&self, _region: &Arc<Region>) -> Result<()> {
-        Ok(())
-    }
-
-    fn unregister(&self, _region: &Arc<Region>) -> Result<()> {
-        Ok(())
     }
 
     fn submit(&self, _segment: &Arc<dyn Segment>, slices: Vec<Slice>) {

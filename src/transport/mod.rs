@@ -3,6 +3,7 @@
 //! A transport is given [`Slice`]s and must call [`Completion::finish`] exactly once for each, after which it never touches the
 //! slice's memory again. It owns deadlines and cancellation of what it was given.
 
+pub mod device;
 pub mod local;
 #[cfg(feature = "rdma")]
 pub mod rdma;
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::metadata::SegmentDescriptor;
-use crate::registry::Region;
 use crate::sys::MemoryRange;
+pub use device::Device;
 
 /// Which way the bytes go, seen from the submitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +87,12 @@ pub trait Transport: Send + Sync {
     /// Name in `installTransport` and in descriptors.
     fn protocol(&self) -> &'static str;
 
-    /// Makes a region usable by this transport.
-    fn register(&self, region: &Arc<Region>) -> Result<()>;
-
-    /// Undoes [`Transport::register`]; the region has been drained.
-    fn unregister(&self, region: &Arc<Region>) -> Result<()>;
+    /// Devices that memory must be registered with before this transport can use it; none for most. Always the same ones in the same
+    /// order, those that are gone included: keys of a region are found by the position of their device. At most one transport of
+    /// an engine has any.
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        Vec::new()
+    }
 
     /// Starts the slices. Failures are reported per slice through its completion.
     fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>);

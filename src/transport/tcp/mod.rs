@@ -39,7 +39,7 @@ use self::server::{Acceptor, Connection};
 use super::{Segment, Slice, Transport};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
-use crate::registry::{Region, Registry};
+use crate::registry::Registry;
 use crate::sys::MemoryRange;
 use crate::sys::background::Background;
 use crate::telemetry::Counters;
@@ -301,14 +301,6 @@ impl TcpTransport {
 impl Transport for TcpTransport {
     fn protocol(&self) -> &'static str {
         "tcp"
-    }
-
-    fn register(&self, _region: &Arc<Region>) -> Result<()> {
-        Ok(())
-    }
-
-    fn unregister(&self, _region: &Arc<Region>) -> Result<()> {
-        Ok(())
     }
 
     fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>) {

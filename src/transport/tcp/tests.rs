@@ -9,7 +9,7 @@ use parking_lot::Condvar;
 use super::wire::{self, HEADER_LENGTH, Header, Version};
 use super::*;
 use crate::metadata::{BufferDescriptor, SegmentDescriptor};
-use crate::registry::{RegionOptions, Reservation};
+use crate::registry::{Region, RegionOptions, Reservation};
 use crate::transport::{Completion, Deadline, Opcode};
 
 const PATIENCE: Duration = Duration::from_secs(20);
