@@ -66,13 +66,7 @@ impl Service for Card {
     fn describe(&self) -> Option<Vec<Arc<str>>> {
         let header = self.header.read();
         let header = header.as_ref()?;
-        // Memory that is not for peers is not their business.
-        let encode = |region: &crate::registry::Region, out: &mut String| {
-            if region.remote_accessible() {
-                header.encode_buffer(region, out);
-            }
-        };
-        Some(header.assemble(self.registry.published(&encode)))
+        Some(header.assemble(self.registry.published(&|region, out| header.encode_buffer(region, out))))
     }
 
     fn notify(&self, notification: Notification) -> bool {

@@ -160,6 +160,7 @@ impl Engine {
             tcp_data_host: host,
             tcp_data_port: 0,
             tcp_proto_version: 1,
+            rdma: None,
         };
         let counters = Arc::new(Counters::default());
         let registry = Arc::new(Registry::new());
