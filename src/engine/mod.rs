@@ -35,7 +35,7 @@ use crate::registry::{Region, RegionOptions, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
-use crate::topology::Topology;
+use crate::topology::{Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 use crate::transport::local::LocalTransport;
 use crate::transport::tcp::TcpTransport;
@@ -193,7 +193,7 @@ impl Engine {
             config,
         });
         if options.auto_discover {
-            engine.discover_topology()?;
+            *engine.topology.lock() = Topology::find(&Machine::default(), &engine.config.topology);
         }
         if options.auto_discover || engine.config.force_tcp {
             engine.install_transport("tcp", None)?;
@@ -293,13 +293,14 @@ impl Engine {
     /// Finds out which NICs serve which memory, for [`Engine::show_links`].
     pub fn discover_topology(&self) -> Result<()> {
         self.check_open()?;
-        *self.topology.lock() = Topology::discover();
+        *self.topology.lock() = Topology::discover(&Machine::default(), &self.config.topology.filters);
         Ok(())
     }
 
     /// A description of the NICs and of what they serve, for people or as JSON.
     pub fn show_links(&self, json: bool) -> String {
-        self.topology.lock().show(json)
+        let topology = self.topology.lock().clone();
+        topology.show(&topology.links(&Machine::default(), self.config.rdma.port, self.config.rdma.gid_index), json)
     }
 
     /// Registers memory with all installed transports, and with those that are installed later.

@@ -2,5 +2,4 @@
 //!
 //! [`verbs`] loads the verbs library and owns its objects.
 
-#[allow(unsafe_code)]
 pub mod verbs;

@@ -12,6 +12,8 @@
 //! Nothing here locks; the verbs library is thread safe, and locks a queue while it is posted to or polled. Posting and polling are
 //! calls into user-space drivers and cost some 100 ns; everything else is a system call.
 
+#![allow(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -25,16 +27,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rdma_sys::{
-    _compat_ibv_port_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr,
-    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc,
-    ibv_wc_status, ibv_wr_opcode,
+    _compat_ibv_port_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
+    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_wc, ibv_wc_status, ibv_wr_opcode,
 };
 
 use crate::sys::MemoryRange;
 use crate::transport::Opcode;
-
-/// The name that the loader looks for where no other is given.
-pub const DEFAULT_LIBRARY: &str = "libibverbs.so.1";
 
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -704,9 +703,7 @@ impl CompletionQueue {
         let entries = c_int::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.raw.as_ptr());
         // SAFETY: the context is open, and the channel, if any, is held as long as the queue. Vector 0 is always there.
-        let raw = unsafe {
-            (context.functions().ibv_create_cq)(context.raw.as_ptr(), entries, ptr::null_mut(), raw_channel, 0)
-        };
+        let raw = unsafe { (context.functions().ibv_create_cq)(context.raw.as_ptr(), entries, ptr::null_mut(), raw_channel, 0) };
         Ok(Arc::new(CompletionQueue { context: context.clone(), channel: channel.cloned(), raw: check_pointer(raw)? }))
     }
 
@@ -731,7 +728,8 @@ impl CompletionQueue {
             // SAFETY: the queue is there; up to `asked` entries of the array are written.
             let polled = unsafe { rdma_sys::ibv_poll_cq(self.raw.as_ptr(), asked as c_int, room.as_mut_ptr().cast()) };
             // Providers answer -1, or the negated errno.
-            let polled = usize::try_from(polled).map_err(|_| io::Error::from_raw_os_error(if polled < -1 { -polled } else { libc::EIO }))?;
+            let polled =
+                usize::try_from(polled).map_err(|_| io::Error::from_raw_os_error(if polled < -1 { -polled } else { libc::EIO }))?;
             for completion in &room[..polled.min(asked)] {
                 // SAFETY: the first `polled` entries were written: id and status always, the rest as far as it is read for messages.
                 each(WorkCompletion::from_raw(unsafe { completion.assume_init_ref() }));
