@@ -123,7 +123,7 @@ pub struct RdmaConfig {
     /// Bytes of a slice; at least 1.
     pub slice_size: u64,
     /// `MC_FRAGMENT_RATIO`: see [`RdmaConfig::fragment_limit`].
-    fragment_ratio: Option<u64>,
+    pub fragment_ratio: Option<u64>,
     /// How often a slice is tried before it fails.
     pub retry_count: u32,
     /// Whether endpoints are evicted in order of age alone.
