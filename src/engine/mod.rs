@@ -8,7 +8,7 @@
 //! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Everything else
 //! has its locks in the rooms.
 //!
-//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one more each if
+//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one more each if
 //! `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and for notifications come and go.
 
 mod card;
@@ -39,7 +39,9 @@ use crate::topology::{Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 use crate::transport::local::LocalTransport;
 use crate::transport::tcp::TcpTransport;
-use crate::transport::{Segment, Transport};
+#[cfg(feature = "rdma")]
+use crate::transport::rdma::{self, RdmaTransport};
+use crate::transport::{NicLoad, Segment, Transport};
 
 /// Metadata "server" of engines that find each other by address.
 pub const PEER_TO_PEER: &str = "P2PHANDSHAKE";
@@ -196,7 +198,7 @@ impl Engine {
             *engine.topology.lock() = Topology::find(&Machine::default(), &engine.config.topology);
         }
         if options.auto_discover || engine.config.force_tcp {
-            engine.install_transport("tcp", None)?;
+            engine.install_best()?;
         }
         if let Some(interval) = engine.config.metadata_refresh_interval {
             let refresh = |engine: &Engine| drop(engine.refresh_all_segments());
@@ -239,27 +241,42 @@ impl Engine {
         }
     }
 
-    /// Installs `tcp`, or does nothing if it is installed. All memory registered so far becomes known to it. On an error nothing has
+    /// Installs `tcp` or `rdma`, or does nothing if it is installed. All memory registered so far becomes known to it. On an error nothing has
     /// changed. `topology`: a NIC priority matrix as JSON, which replaces the one at hand.
     ///
-    /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen.
+    /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen, DeviceNotFound where
+    /// there is no NIC that can be used, and what a device answers to memory that is registered already.
     pub fn install_transport(&self, protocol: &str, topology: Option<&str>) -> Result<()> {
         let mut transports = self.transports.write();
         self.check_open()?;
         if transports.iter().any(|transport| transport.protocol() == protocol) {
             return Ok(());
         }
-        match protocol {
-            "tcp" => {}
-            "rdma" => {
-                let text = "the rdma transport is not part of this version; install \"tcp\"";
-                return Err(Error::new(Code::NotImplemented, text));
-            }
-            other => {
-                return Err(Error::new(Code::NotImplemented, format!("there is no transport named '{other}'; install \"tcp\"")));
-            }
+        if !["tcp", "rdma"].contains(&protocol) {
+            let text = format!("there is no transport named '{protocol}'; install \"tcp\" or \"rdma\"");
+            return Err(Error::new(Code::NotImplemented, text));
         }
         let topology = topology.map(Topology::parse).transpose()?;
+        let matrix = topology.clone().unwrap_or_else(|| self.topology.lock().clone());
+        let (transport, header) = match protocol {
+            "tcp" => self.start_tcp()?,
+            _ => self.start_rdma(matrix)?,
+        };
+        *self.fetcher.own.write() = header.clone();
+        if let Some(topology) = topology {
+            *self.topology.lock() = topology;
+        }
+        if transports.is_empty() {
+            transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
+        }
+        self.card.add_acceptor(&transport);
+        transports.push(transport);
+        self.card.publish(header);
+        Ok(())
+    }
+
+    /// A transport that knows all live memory, and what peers are told once it is installed.
+    fn start_tcp(&self) -> Result<(Arc<dyn Transport>, SegmentHeader)> {
         let listener = Listener::draw_data(&self.config)?;
         let tcp = TcpTransport::start(
             listener.into_std()?,
@@ -268,21 +285,56 @@ impl Engine {
             self.watchers.clone(),
             &self.config,
         )?;
-        let transport: Arc<dyn Transport> = tcp.clone();
-        self.registrar.attach_live(&transport)?;
-        let header = {
-            let mut own = self.fetcher.own.write();
-            own.tcp_data_port = tcp.port();
-            own.tcp_proto_version = 2;
-            own.clone()
+        let own = self.fetcher.own.read().clone();
+        let header = SegmentHeader { tcp_data_port: tcp.port(), tcp_proto_version: 2, ..own };
+        Ok((tcp, header))
+    }
+
+    #[cfg(feature = "rdma")]
+    fn start_rdma(&self, topology: Topology) -> Result<(Arc<dyn Transport>, SegmentHeader)> {
+        let topology = match topology.nics().is_empty() {
+            false => topology,
+            true => Topology::find(&Machine::default(), &self.config.topology),
         };
-        if let Some(topology) = topology {
-            *self.topology.lock() = topology;
+        let rdma = RdmaTransport::start(
+            &self.name,
+            topology,
+            self.registry.clone(),
+            self.counters.clone(),
+            self.watchers.clone(),
+            &self.config,
+        )?;
+        let transport: Arc<dyn Transport> = rdma.clone();
+        self.registrar.attach_live(&transport)?;
+        let observer: Weak<dyn rdma::Observer> = self.this.clone();
+        rdma.observe(observer);
+        let own = self.fetcher.own.read().clone();
+        // Peers use the one protocol that a descriptor names, and can do more with this one.
+        Ok((transport, SegmentHeader { protocol: "rdma".into(), rdma: Some(rdma.header()), ..own }))
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    fn start_rdma(&self, _topology: Topology) -> Result<(Arc<dyn Transport>, SegmentHeader)> {
+        let text = "this library was built without RDMA (Cargo feature rdma); install \"tcp\"";
+        Err(Error::new(Code::NotImplemented, text))
+    }
+
+    /// What each NIC is doing; nothing without RDMA.
+    pub fn nic_loads(&self) -> Vec<NicLoad> {
+        self.transports.read().iter().flat_map(|transport| transport.loads()).collect()
+    }
+
+    /// Installs RDMA where the topology names a NIC and it can be used, else TCP.
+    fn install_best(&self) -> Result<()> {
+        let config = &self.config;
+        let has_nic = !self.topology.lock().nics().is_empty();
+        if !config.force_tcp && (has_nic || config.topology.force_rdma) {
+            match self.install_transport("rdma", None) {
+                Err(_) if !config.topology.force_rdma => tracing::warn!("RDMA cannot be used; TCP is installed instead"),
+                outcome => return outcome,
+            }
         }
-        transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
-        transports.push(transport);
-        self.card.publish(header);
-        Ok(())
+        self.install_transport("tcp", None)
     }
 
     /// Whether the transport is installed.
@@ -609,6 +661,30 @@ impl BatchHost for Engine {
                 }
             }
             drop(after);
+        });
+    }
+}
+
+#[cfg(feature = "rdma")]
+impl rdma::Observer for Engine {
+    fn header_changed(&self, header: crate::metadata::RdmaHeader) {
+        let header = {
+            let mut own = self.fetcher.own.write();
+            own.rdma = Some(header);
+            own.clone()
+        };
+        self.card.publish(header);
+    }
+
+    fn device_returned(&self, device: usize) {
+        let this = self.this.clone();
+        // Without a thread the device stays without what was registered meanwhile, and the others do its work.
+        let _ = self.background.run(move || {
+            let Some(engine) = this.upgrade() else { return };
+            // Registrations that have begun without the device have ended when the lock is had.
+            drop(engine.transports.write());
+            let transports = engine.transports.read();
+            engine.registrar.attach_device(device, &transports);
         });
     }
 }

@@ -61,6 +61,16 @@ impl NicChoice {
         own.and_then(|own| self.pick(own, retry, &usable)).or_else(|| self.pick(&self.all, retry, &usable))
     }
 
+    /// The NICs that [`NicChoice::select`] takes for memory at `location` as long as it can.
+    pub fn preferred(&self, location: &str) -> &[usize] {
+        let own = self.by_location.get(location).filter(|candidates| !candidates.devices.is_empty());
+        let candidates = own.unwrap_or(&self.all);
+        match candidates.preferred {
+            0 => &candidates.devices,
+            preferred => &candidates.devices[..preferred],
+        }
+    }
+
     fn pick(&self, candidates: &Candidates, retry: u32, usable: &impl Fn(usize) -> bool) -> Option<usize> {
         let devices = &candidates.devices[..];
         if retry > 0 {
@@ -142,6 +152,16 @@ mod tests {
         let choice = NicChoice::new(&matrix, &["c", "b"], false);
         assert_eq!(chosen(&choice, "cpu:0", |_| true), BTreeSet::from([0]));
         assert_eq!(chosen(&choice, "cpu:1", |_| true), BTreeSet::from([1]));
+    }
+
+    #[test]
+    fn preferred_nics_are_those_that_a_first_try_takes() {
+        let matrix = matrix(&[("cpu:0", &["c", "a"], &["b"]), ("cpu:1", &[], &["b"]), ("cpu:2", &[], &[])]);
+        let choice = NicChoice::new(&matrix, &["a", "b", "c"], false);
+        for (location, expected) in [("cpu:0", &[2, 0][..]), ("cpu:1", &[1]), ("cpu:2", &[2, 0, 1]), ("elsewhere", &[2, 0, 1])] {
+            assert_eq!(choice.preferred(location), expected);
+            assert_eq!(chosen(&choice, location, |_| true), expected.iter().copied().collect());
+        }
     }
 
     #[test]

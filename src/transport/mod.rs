@@ -12,7 +12,7 @@ pub mod tcp;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
 use crate::sys::MemoryRange;
 pub use device::Device;
@@ -80,6 +80,23 @@ pub trait Segment: Send + Sync {
 
     /// Host of the peer's handshake channel: where its data port is, too.
     fn host(&self) -> Result<String>;
+
+    /// Sends the peer a request for an RDMA connection, and returns its reply, both JSON objects. Blocks for up to the handshake time-outs.
+    fn request_connection(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
+        let _ = request;
+        Err(Error::quiet(Code::NotSupportedTransport, "the own segment needs no connection"))
+    }
+}
+
+/// What a NIC is doing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NicLoad {
+    /// Such as `mlx5_0`.
+    pub device: String,
+    /// Bytes of work that it has been given and that has not ended.
+    pub bytes_in_flight: u64,
+    /// Bytes a second that it has moved lately, averaged while it had work; 0 if it never had.
+    pub bytes_per_second: f64,
 }
 
 /// A way to move bytes.
@@ -111,6 +128,17 @@ pub trait Transport: Send + Sync {
 
     /// Somebody begins to wait without polling, and is counted among the watchers: nothing may be left to be moved by polls.
     fn watch(&self) {}
+
+    /// What each of its NICs is doing.
+    fn loads(&self) -> Vec<NicLoad> {
+        Vec::new()
+    }
+
+    /// Answers a peer's request for an RDMA connection; both are JSON objects. `None`: there is no RDMA here. Must not wait for anything slow.
+    fn accept(&self, request: &serde_json::Value) -> Option<serde_json::Value> {
+        let _ = request;
+        None
+    }
 
     /// Drops what is kept for a segment; its running slices end first.
     fn forget(&self, segment: u64);

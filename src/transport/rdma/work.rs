@@ -70,7 +70,7 @@ impl Group {
     }
 }
 
-/// A part of a task; see the module. 64 bytes.
+/// A part of a task; see the module.
 pub(super) struct Span {
     group: Arc<Group>,
     task: u32,
@@ -105,6 +105,10 @@ impl Span {
 
     pub fn group(&self) -> &Arc<Group> {
         &self.group
+    }
+
+    pub fn task_index(&self) -> usize {
+        self.task as usize
     }
 
     pub fn task(&self) -> &Task {
