@@ -32,7 +32,7 @@ HEADERS := include/te.h include/transfer_engine_c.h
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo install uninstall stage clean setup-test lint unit abi abi-update loom ctests interop \
-	test test-sanitize test-miri test-all fuzz
+	test test-sanitize test-miri test-lab test-all fuzz
 
 help:
 	@echo 'make                 build the release library and the program te'
@@ -42,6 +42,7 @@ help:
 	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
 	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
+	@echo 'make test-lab        the RDMA transport with the kernel'"'"'s own soft-RoCE and soft-iWARP devices, in a virtual machine'
 	@echo 'make test-all        all of these'
 	@echo 'make fuzz            every fuzz target for TIME=$(TIME) seconds, where a nightly toolchain and cargo-fuzz are'
 	@echo 'make abi             compare the binary interface with abi/transfer_engine.abi (abi-update: write that anew)'
@@ -119,7 +120,7 @@ demo:
 test: setup-test lint unit abi loom ctests interop
 	@echo 'make test: passed'
 
-test-all: test test-sanitize test-miri
+test-all: test test-sanitize test-miri test-lab
 	@echo 'make test-all: passed'
 
 setup-test:
@@ -170,6 +171,13 @@ test-sanitize: setup-test stage
 	$(configure_ctests) -B $(BUILD)/ctests-thread -DSANITIZE=thread
 	cmake --build $(BUILD)/ctests-thread --parallel 2
 	cd $(BUILD)/ctests-thread && $(ctest) -L client
+
+# The machine boots in seconds where it can run guests, and in half a minute by emulation; the tests take a minute.
+test-lab: setup-test
+	scripts/rdma-lab --setup
+	@test=$$($(CARGO) test --locked --test rdma_lab --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
+		[ -n "$$test" ] || { $(CARGO) test --locked --test rdma_lab --no-run; exit 1; }; \
+		scripts/rdma-lab --devices rxe0,rxe1,siw0 -- "$$test" --ignored --test-threads 1
 
 # Tree borrows, because crossbeam-epoch itself stops under miri's default rules; leaks are its garbage that nobody collects at exit.
 miri_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \

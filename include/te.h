@@ -278,6 +278,18 @@ te_status te_install_transport(te_engine *engine, const char *protocol, const ch
 /// Registering a range again gives TE_ERR_ADDRESS_OVERLAPPED.
 #define TE_REFERENCES_OFF 2
 
+/// As the environment variable MC_ENABLE_PARALLEL_REG_MR says; without it, as TE_PARALLEL_AUTO.
+#define TE_PARALLEL_DEFAULT 0
+
+/// Devices register the memory side by side where that is faster.
+#define TE_PARALLEL_AUTO 1
+
+/// Devices register the memory one after the other.
+#define TE_PARALLEL_OFF 2
+
+/// Devices register the memory side by side, whatever its size.
+#define TE_PARALLEL_ON 3
+
 /// How memory is registered.
 typedef struct te_memory_options {
     /// sizeof(te_memory_options).
@@ -291,8 +303,9 @@ typedef struct te_memory_options {
     uint32_t publish;
     /// TE_REFERENCES_DEFAULT, TE_REFERENCES_ON or TE_REFERENCES_OFF.
     uint32_t count_references;
-    /// Zero.
-    uint32_t reserved;
+    /// TE_PARALLEL_DEFAULT, TE_PARALLEL_AUTO, TE_PARALLEL_OFF or TE_PARALLEL_ON. Without a device that memory is
+    /// registered with, as with TCP, all are the same.
+    uint32_t parallel;
 } te_memory_options;
 
 /// A range of memory of this process.
@@ -319,6 +332,41 @@ typedef struct te_memory_region {
     /// peer's name: the protocol does not tell more.
     char location[64];
 } te_memory_region;
+
+/// What registering a range with devices took, in nanoseconds. Of ranges that were registered in one call each
+/// shows what the whole call took.
+typedef struct te_registration_cost {
+    /// sizeof(te_registration_cost).
+    size_t struct_size;
+    /// From the beginning of the call to its end. The parts below, without the times of single devices, add up
+    /// to it.
+    uint64_t total_ns;
+    /// Finding out which pages are there.
+    uint64_t residency_ns;
+    /// Having the kernel provide the pages that are not.
+    uint64_t population_ns;
+    /// From the first call that registers with a device to the end of the last: ibv_reg_mr or its like.
+    uint64_t pinning_ns;
+    /// Telling a metadata server.
+    uint64_t publishing_ns;
+    /// Everything else: this library's own work.
+    uint64_t book_keeping_ns;
+    /// How many threads took part, the caller's among them.
+    uint32_t threads;
+    /// Number of devices.
+    uint32_t device_count;
+} te_registration_cost;
+
+/// What registering a range with one device took.
+typedef struct te_device_cost {
+    /// sizeof(te_device_cost). Functions that fill arrays set it.
+    size_t struct_size;
+    /// Inside the calls that register with the device, added up. Those of several devices overlap where they work
+    /// side by side.
+    uint64_t pinning_ns;
+    /// The device, such as "mlx5_0", with a NUL at its end; longer names are cut.
+    char name[64];
+} te_device_cost;
 
 /// Registers `length` bytes at `addr`, until te_unregister_local_memory or te_engine_destroy.
 ///
@@ -361,6 +409,19 @@ te_status te_unregister_local_memory_batch(te_engine *engine, void *const *addrs
 ///
 /// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
 te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_region *region);
+
+/// Tells what registering the range took that holds the byte at `addr`, and what of that was each device's.
+///
+/// Set `cost->struct_size` before the call. `devices` is an array of `capacity` elements of `device_size` bytes,
+/// sizeof(te_device_cost); it may be NULL if `capacity` is 0. `cost->device_count` may be more than `capacity`;
+/// the first `capacity` are described then. Errors: TE_ERR_ADDRESS_NOT_REGISTERED, also for a range that no device
+/// knows, as with TCP: registering that is only a matter of some hundred nanoseconds, which nobody takes down.
+te_status te_get_registration_cost(te_engine *engine,
+                                   const void *addr,
+                                   te_registration_cost *cost,
+                                   te_device_cost *devices,
+                                   size_t device_size,
+                                   size_t capacity);
 
 /// Describes the registered ranges of this engine in `regions`, in the order in which they were registered.
 ///

@@ -52,6 +52,12 @@ pub struct Config {
     pub force_tcp: bool,
     /// `MC_SLICE_TIMEOUT`, when set: the deadline of transfers. Also decides whether the old C API shows TIMEOUT.
     pub slice_timeout: Option<Duration>,
+    /// Whether devices register memory side by side; where nothing is said, as with [`Parallelism::Auto`].
+    pub parallel_registration: Option<Parallelism>,
+    /// Most threads that register memory at a time, the caller's among them; 0: as many as there are CPUs.
+    pub registration_threads: usize,
+    /// Longest piece of memory that is registered with a device at once, in bytes; at least 1.
+    pub max_mr_size: u64,
     /// Whether transfers use version 1 of the TCP protocol with every peer.
     pub tcp_force_v1: bool,
     /// How long a peer may take to answer a TCP request.
@@ -211,6 +217,9 @@ impl Config {
             metadata_refresh_interval: None,
             force_tcp: false,
             slice_timeout: None,
+            parallel_registration: None,
+            registration_threads: 0,
+            max_mr_size: 0,
             tcp_force_v1: false,
             tcp_status_timeout: Duration::ZERO,
             tcp_lanes_per_peer: 0,
@@ -225,6 +234,18 @@ impl Config {
             rdma: RdmaConfig::default(),
         }
     }
+}
+
+/// Whether devices register memory side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Parallelism {
+    /// Where it is faster.
+    #[default]
+    Auto,
+    /// Never: one after the other on the caller's thread.
+    Sequential,
+    /// Always, whatever the size.
+    Parallel,
 }
 
 /// Which part of the engine a variable belongs to.
@@ -596,6 +617,47 @@ pub static VARIABLES: &[Variable] = &[
         effect: Some(|config, value| {
             config.slice_timeout = matches!(value, Value::Number(_)).then(|| Duration::from_secs(value.number()));
         }),
+        ..CORE
+    },
+    Variable {
+        name: "MC_ENABLE_PARALLEL_REG_MR",
+        aliases: &["MC_PARALLEL_REG_MR"],
+        kind: Kind::Choice(&["-1", "0", "1"]),
+        help: "Register memory with several devices side by side: 0 never, 1 always, -1 (as without it) where it is faster.",
+        effect: Some(|config, value| {
+            config.parallel_registration = value.text().map(|text| match text {
+                "0" => Parallelism::Sequential,
+                "1" => Parallelism::Parallel,
+                _ => Parallelism::Auto,
+            });
+        }),
+        ..CORE
+    },
+    Variable {
+        name: "MC_DISABLE_PARALLEL_REG_MR",
+        kind: Kind::Switch,
+        help: "As MC_ENABLE_PARALLEL_REG_MR=0; without effect where that is set.",
+        effect: Some(|config, value| {
+            if value.is_on() {
+                config.parallel_registration.get_or_insert(Parallelism::Sequential);
+            }
+        }),
+        ..CORE
+    },
+    Variable {
+        name: "MC_MAX_CONCURRENT_REG_MR",
+        kind: Kind::Number(&[0..=1024], Unit::One),
+        default: Preset::Text("0"),
+        help: "Most threads for one call that registers memory, the caller's among them; all calls share them. 0 is the number of CPUs.",
+        effect: Some(|config, value| config.registration_threads = value.number() as usize),
+        ..CORE
+    },
+    Variable {
+        name: "MC_MAX_MR_SIZE",
+        kind: Kind::Number(&[1..=i64::MAX as u64], Unit::Bytes),
+        default: Preset::Text("1099511627776"),
+        help: "Longest piece that is registered with a device at once, whole pages; devices may allow less. Peers see each piece.",
+        effect: Some(|config, value| config.max_mr_size = value.number()),
         ..CORE
     },
     Variable {
@@ -973,11 +1035,6 @@ pub static VARIABLES: &[Variable] = &[
 
 /// Names of upstream that this version does not read: the near-miss check knows them and keeps silent.
 static FOREIGN_NAMES: &[&str] = &[
-    "MC_MAX_MR_SIZE",
-    "MC_ENABLE_PARALLEL_REG_MR",
-    "MC_DISABLE_PARALLEL_REG_MR",
-    "MC_PARALLEL_REG_MR",
-    "MC_MAX_CONCURRENT_REG_MR",
     "MC_INTRANODE_NVLINK",
     "MC_INTRA_NVLINK",
     "MC_FORCE_MNNVL",
@@ -1386,6 +1443,27 @@ mod tests {
         assert_eq!(both.config().tcp_lanes_per_peer, 2);
         let bad = environment(&[("MC_TCP_MAX_CONNECTIONS_PER_PEER", "7"), ("MC_TCP_LANES_PER_PEER", "x")]);
         assert_eq!(bad.config().tcp_lanes_per_peer, 4);
+    }
+
+    #[test]
+    fn the_first_name_for_parallel_registration_wins() {
+        let mode = |set: &[(&str, &str)]| environment(set).config().parallel_registration;
+        let (enable, plain, disable) = ("MC_ENABLE_PARALLEL_REG_MR", "MC_PARALLEL_REG_MR", "MC_DISABLE_PARALLEL_REG_MR");
+        for (set, expected) in [
+            (&[][..], None),
+            (&[(enable, "-1")], Some(Parallelism::Auto)),
+            (&[(enable, "1")], Some(Parallelism::Parallel)),
+            (&[(plain, "0")], Some(Parallelism::Sequential)),
+            (&[(plain, "1"), (enable, "0")], Some(Parallelism::Sequential)),
+            (&[(disable, "1")], Some(Parallelism::Sequential)),
+            (&[(disable, "0")], None),
+            (&[(disable, "1"), (enable, "-1")], Some(Parallelism::Auto)),
+            (&[(disable, "1"), (plain, "1")], Some(Parallelism::Parallel)),
+            (&[(disable, "1"), (enable, "2")], Some(Parallelism::Sequential)),
+        ] {
+            assert_eq!(mode(set), expected, "{set:?}");
+        }
+        assert_eq!(problems(&environment(&[(enable, "2")])).len(), 1);
     }
 
     #[test]

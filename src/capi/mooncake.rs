@@ -603,6 +603,7 @@ unsafe fn memory_options(engine: &Engine, location: *const c_char, remote_access
         location: unsafe { text::read_location(location) },
         remote_accessible,
         counted: engine.config().register_refcount,
+        parallelism: None,
     }
 }
 

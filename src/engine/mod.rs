@@ -25,13 +25,13 @@ use parking_lot::{Mutex, RwLock};
 use self::card::Card;
 use self::periodic::Periodic;
 use self::segments::{Fetcher, Segments};
-use crate::config::Config;
+use crate::config::{Config, Parallelism};
 use crate::error::{Code, Error, Result};
 use crate::handshake::address::{HostPort, find_local_address};
 use crate::handshake::{Client, Listener, Notification, Server};
 use crate::metadata::{SegmentDescriptor, SegmentHeader};
 use crate::registration::Registrar;
-use crate::registry::{Region, RegionOptions, Registry};
+use crate::registry::{Region, RegionOptions, RegistrationCost, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
@@ -70,6 +70,8 @@ pub struct MemoryOptions {
     pub remote_accessible: bool,
     /// Whether the very same registration again counts a reference. Both must ask for it.
     pub counted: bool,
+    /// Whether devices register it side by side; as the configuration says where nothing is given.
+    pub parallelism: Option<Parallelism>,
 }
 
 /// A registered range, of this process or of a peer.
@@ -94,6 +96,15 @@ impl RegionInfo {
             remote_accessible: region.remote_accessible(),
         }
     }
+}
+
+/// What a registration took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DetailedCost {
+    /// The figures.
+    pub cost: RegistrationCost,
+    /// Names of the devices, in the order of [`RegistrationCost::pinning`].
+    pub devices: Vec<String>,
 }
 
 /// An engine. Any thread may call anything at any time.
@@ -178,7 +189,7 @@ impl Engine {
             this: this.clone(),
             counters: counters.clone(),
             name,
-            registrar: Registrar::new(registry.clone(), counters),
+            registrar: Registrar::new(registry.clone(), counters, &config),
             registry,
             card,
             segments: Segments::new(fetcher.clone()),
@@ -361,14 +372,14 @@ impl Engine {
     pub fn register(&self, range: MemoryRange, options: &MemoryOptions) -> Result<()> {
         let transports = self.transports.read();
         self.check_open()?;
-        self.registrar.register(range, &region_options(options), &transports)
+        self.registrar.register(range, &region_options(options), options.parallelism, &transports)
     }
 
     /// Registers all ranges or none.
     pub fn register_batch(&self, ranges: &[MemoryRange], options: &MemoryOptions) -> Result<()> {
         let transports = self.transports.read();
         self.check_open()?;
-        self.registrar.register_batch(ranges, &region_options(options), &transports)
+        self.registrar.register_batch(ranges, &region_options(options), options.parallelism, &transports)
     }
 
     /// Unregisters the region that starts at `address`. When it returns without an error not one byte of the region moves any more.
@@ -391,6 +402,15 @@ impl Engine {
     /// The region that contains the address, in any state in which it blocks its range.
     pub fn find_region(&self, address: u64) -> Option<RegionInfo> {
         self.registry.read(|view| view.find(address).map(RegionInfo::of))
+    }
+
+    /// What registering the region that contains the address took. `None` if no region does, or no device knows it: then there was
+    /// nothing to be waited for.
+    pub fn registration_cost(&self, address: u64) -> Option<DetailedCost> {
+        let transports = self.transports.read();
+        let devices = transports.iter().flat_map(|transport| transport.devices()).map(|device| device.name().to_string()).collect();
+        let cost = self.registry.read(|view| view.find(address).and_then(|region| region.cost().cloned()))?;
+        Some(DetailedCost { cost, devices })
     }
 
     /// All live regions in the order of registration.

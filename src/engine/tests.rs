@@ -34,7 +34,7 @@ impl Memory {
 }
 
 fn options() -> MemoryOptions {
-    MemoryOptions { location: "*".into(), remote_accessible: true, counted: false }
+    MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None }
 }
 
 fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {

@@ -1,17 +1,36 @@
 //! Registering and unregistering memory: from an address range to a region that every installed transport can use, and back.
 //!
-//! Registering reserves the range, registers it with each device of the transports, and commits; a failure undoes what was done, and the range
-//! is free again. If undoing fails, too, the range stays blocked (quarantined) and the log says so. Unregistering refuses new work on
-//! the region at once, waits for what is in flight, then takes the region from the devices and frees the range.
+//! Registering reserves the range, plans, has absent pages provided, registers every chunk with every device of the transports, and
+//! commits; a failure undoes what was done, and the range is free again. If undoing fails, too, the range stays blocked (quarantined) and
+//! the error says so. Unregistering refuses new work on the region at once, waits for what is in flight, then takes the region from the
+//! devices and frees the range.
 //!
-//! No lock of its own. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered.
+//! - [`plan`]: chunks, parts and thread counts, from what is known; pure
+//! - [`populate`]: which pages are there, and providing the others
+//! - [`workers`]: the threads that help
+//! - `pinning`: doing what the plan says, and undoing it
+//!
+//! No lock of its own. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
+//! devices, some microseconds for the plan and for handing out work, and 30 to 60 µs for looking at pages of ranges from 512 KiB on.
+
+mod pinning;
+pub mod plan;
+pub mod populate;
+#[cfg(test)]
+mod tests;
+pub mod workers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::pinning::{Held, Observed, PinFailure};
+use self::plan::{DeviceLimits, JobCost, Settings, Subject};
+use self::populate::Residency;
+use self::workers::Workers;
+use crate::config::{Config, Parallelism};
 use crate::error::{Code, Error, Result};
-use crate::registry::{Access, Chunk, MemoryKey, Region, RegionOptions, Registrations, Registry, Removal, Reservation};
-use crate::sys::MemoryRange;
+use crate::registry::{Access, Region, RegionOptions, RegistrationCost, Registrations, Registry, Removal, Reservation};
+use crate::sys::{MemoryRange, limits, pages};
 use crate::telemetry::Counters;
 use crate::transport::{Device, Transport};
 
@@ -21,23 +40,75 @@ const GRACE: Duration = Duration::from_millis(100);
 /// How long unregistering waits in all before it answers "busy".
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
+/// Most threads where the configuration does not say; providing pages is bound by the memory long before.
+const MOST_THREADS: usize = 64;
+
 /// Registers and unregisters with all of an engine's transports.
 pub struct Registrar {
     registry: Arc<Registry>,
     counters: Arc<Counters>,
+    workers: Arc<Workers>,
+    observed: Arc<Observed>,
+    parallelism: Parallelism,
+    threads: usize,
+    max_mr_size: u64,
+}
+
+/// The devices of a call, and when it began.
+struct Call {
+    devices: Arc<[Arc<dyn Device>]>,
+    settings: Settings,
+    begin: Instant,
 }
 
 impl Registrar {
     /// For the regions of `registry`.
-    pub fn new(registry: Arc<Registry>, counters: Arc<Counters>) -> Registrar {
-        Registrar { registry, counters }
+    pub fn new(registry: Arc<Registry>, counters: Arc<Counters>, config: &Config) -> Registrar {
+        let threads = match config.registration_threads {
+            0 => limits::cpu_count().clamp(1, MOST_THREADS),
+            threads => threads,
+        };
+        Registrar {
+            registry,
+            counters,
+            workers: Workers::of_process(),
+            observed: Arc::new(Observed::new(JobCost::ASSUMED)),
+            parallelism: config.parallel_registration.unwrap_or_default(),
+            threads,
+            max_mr_size: config.max_mr_size,
+        }
     }
 
-    /// Registers one range. Errors: InvalidArgument (empty or null), AddressOverlapped, and what a device answers.
-    pub fn register(&self, range: MemoryRange, options: &RegionOptions, transports: &[Arc<dyn Transport>]) -> Result<()> {
+    /// `None` if no transport has a device: there is nothing to plan.
+    fn begin(&self, transports: &[Arc<dyn Transport>], parallelism: Option<Parallelism>) -> Option<Call> {
+        let devices: Vec<_> = transports.iter().flat_map(|transport| transport.devices()).collect();
+        if devices.is_empty() {
+            return None;
+        }
+        let settings = Settings {
+            parallelism: parallelism.unwrap_or(self.parallelism),
+            threads: self.threads,
+            max_mr_size: self.max_mr_size,
+            page_size: pages::page_size(),
+            can_populate: pages::can_populate(),
+            cost: self.observed.cost(),
+        };
+        Some(Call { devices: devices.into(), settings, begin: Instant::now() })
+    }
+
+    /// Registers one range; `parallelism` overrides the configuration. Errors: InvalidArgument (empty or null), AddressOverlapped, and what
+    /// a device answers.
+    pub fn register(
+        &self,
+        range: MemoryRange,
+        options: &RegionOptions,
+        parallelism: Option<Parallelism>,
+        transports: &[Arc<dyn Transport>],
+    ) -> Result<()> {
+        let call = self.begin(transports, parallelism);
         let reservation = self.registry.reserve(range, options).inspect_err(|_| self.counters.registrations_refused.add(1))?;
         match reservation {
-            Reservation::New(region) => self.attach_all(std::slice::from_ref(&region), &[], transports),
+            Reservation::New(region) => self.attach_all(std::slice::from_ref(&region), &[], call, transports),
             Reservation::Counted(_) => {
                 self.counters.regions_registered.add(1);
                 Ok(())
@@ -46,7 +117,14 @@ impl Registrar {
     }
 
     /// Registers all ranges or none. Ranges may come in any order and are published in it; overlaps among them are refused, too.
-    pub fn register_batch(&self, ranges: &[MemoryRange], options: &RegionOptions, transports: &[Arc<dyn Transport>]) -> Result<()> {
+    pub fn register_batch(
+        &self,
+        ranges: &[MemoryRange],
+        options: &RegionOptions,
+        parallelism: Option<Parallelism>,
+        transports: &[Arc<dyn Transport>],
+    ) -> Result<()> {
+        let call = self.begin(transports, parallelism);
         let reservations = self
             .registry
             .reserve_batch(ranges, options)
@@ -58,41 +136,104 @@ impl Registrar {
                 Reservation::Counted(region) => counted.push(region),
             }
         }
-        self.attach_all(&new, &counted, transports)
+        self.attach_all(&new, &counted, call, transports)
     }
 
-    fn attach_all(&self, new: &[Arc<Region>], counted: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
-        let devices = devices_of(transports);
-        if !devices.is_empty() {
-            match pin(new, &devices) {
-                Ok(pinned) => new.iter().zip(pinned).for_each(|(region, keys)| self.registry.equip(region, keys)),
+    fn attach_all(
+        &self,
+        new: &[Arc<Region>],
+        counted: &[Arc<Region>],
+        call: Option<Call>,
+        transports: &[Arc<dyn Transport>],
+    ) -> Result<()> {
+        let mut cost = None;
+        if let Some(call) = &call {
+            match self.pin(new, call) {
+                Ok((pinned, taken)) => {
+                    new.iter().zip(pinned).for_each(|(region, keys)| self.registry.equip(region, keys));
+                    cost = Some((taken, call.begin));
+                }
                 Err(failure) => {
                     self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
-                    self.give_back(new, &failure);
+                    let error = self.give_back(new, failure);
                     self.drop_references(counted, transports);
-                    return Err(failure.error);
+                    return Err(error);
                 }
             }
         }
         self.registry.commit(new);
         self.counters.regions_registered.add((new.len() + counted.len()) as u64);
+        if let Some((cost, begin)) = cost {
+            self.keep_cost(new, cost, begin);
+        }
         Ok(())
     }
 
-    /// Frees reserved ranges, except for those that a device may still reach.
-    fn give_back(&self, regions: &[Arc<Region>], failure: &PinFailure) {
+    /// Registers the regions with the call's devices, all or none.
+    fn pin(&self, regions: &[Arc<Region>], call: &Call) -> std::result::Result<(Vec<Registrations>, RegistrationCost), PinFailure> {
+        let Call { devices, settings, .. } = call;
+        let mut cost = RegistrationCost::default();
+        let looking = Instant::now();
+        let look = |region: &Arc<Region>| {
+            let range = region.range();
+            let is_worthwhile = plan::needs_sampling(range.length(), settings);
+            Subject { range, residency: if is_worthwhile { populate::sample(range) } else { Residency::default() } }
+        };
+        let subjects: Vec<Subject> = regions.iter().map(look).collect();
+        cost.residency = looking.elapsed();
+        let limits: Vec<DeviceLimits> = devices
+            .iter()
+            .map(|device| DeviceLimits { max_mr_size: device.max_mr_size(), is_active: device.is_active() })
+            .collect();
+        let plan = plan::plan(&subjects, &limits, settings);
+        let remote = regions.iter().map(|region| region.remote_accessible()).collect();
+        let pinned = pinning::pin(plan, remote, devices, &self.workers, &self.observed, &mut cost)?;
+        Ok((pinned, cost))
+    }
+
+    /// Makes what the call took known with its regions, and adds it up.
+    fn keep_cost(&self, regions: &[Arc<Region>], mut cost: RegistrationCost, begin: Instant) {
+        cost.total = begin.elapsed();
+        let known = cost.residency + cost.population + cost.pinning_elapsed + cost.publishing;
+        cost.book_keeping = cost.total.saturating_sub(known);
+        let Counters {
+            registration_residency_ns,
+            registration_population_ns,
+            registration_pinning_ns,
+            registration_publishing_ns,
+            registration_book_keeping_ns,
+            ..
+        } = &*self.counters;
+        for (counter, spent) in [
+            (registration_residency_ns, cost.residency),
+            (registration_population_ns, cost.population),
+            (registration_pinning_ns, cost.pinning_elapsed),
+            (registration_publishing_ns, cost.publishing),
+            (registration_book_keeping_ns, cost.book_keeping),
+        ] {
+            counter.add(spent.as_nanos() as u64);
+        }
+        let cost = Arc::new(cost);
+        regions.iter().for_each(|region| region.set_cost(cost.clone()));
+    }
+
+    /// Frees reserved ranges, except for those that a device may still reach. The error for the caller.
+    fn give_back(&self, regions: &[Arc<Region>], failure: PinFailure) -> Error {
+        let PinFailure { mut error, kept } = failure;
         for (position, region) in regions.iter().enumerate() {
-            match failure.kept.iter().find(|(kept, _)| *kept == position) {
+            match kept.iter().find(|(kept, _)| *kept == position) {
                 None => self.registry.abandon(std::slice::from_ref(region)),
-                Some((_, error)) => {
-                    let (address, length, cause) = (region.range().address(), region.range().length(), &failure.error);
-                    tracing::error!(
-                        "[{address:#x}, +{length}) stays blocked: its registration failed ({cause}), and undoing it as well ({error})"
-                    );
+                Some((_, reason)) => {
                     self.registry.quarantine(region);
+                    let (address, length) = (region.range().address(), region.range().length());
+                    let text =
+                        format!("[{address:#x}, +{length}) stays blocked: undoing its registration failed as well ({reason})");
+                    tracing::error!("{text}");
+                    error = Error::quiet(error.code(), format!("{}; {text}", error.message()));
                 }
             }
         }
+        error
     }
 
     /// Gives counted references back after a failure.
@@ -134,15 +275,18 @@ impl Registrar {
 
     /// Waits for what is in flight on regions that take no new work, and releases them. The time limits are shared.
     fn drain_all(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        let call = self.begin(transports, None);
         let mut busy: Vec<&Arc<Region>> = Vec::new();
-        let mut outcome = Ok(());
+        let mut drained: Vec<&Arc<Region>> = Vec::new();
         for region in regions {
-            if self.registry.drain(region, Duration::ZERO) {
-                outcome = outcome.and(self.release(region, transports));
-            } else {
-                busy.push(region);
+            match self.registry.drain(region, Duration::ZERO) {
+                // Without devices nothing is won by doing it for all at once.
+                true if call.is_none() => self.finish(region),
+                true => drained.push(region),
+                false => busy.push(region),
             }
         }
+        let mut outcome = self.release(&drained, &call);
         if busy.is_empty() {
             return outcome;
         }
@@ -150,13 +294,15 @@ impl Registrar {
         let end = now + DRAIN_LIMIT;
         loop {
             let pause = end.min(now + GRACE);
+            drained.clear();
             busy.retain(|region| {
-                let drained = self.registry.drain(region, pause.saturating_duration_since(Instant::now()));
-                if drained {
-                    outcome = std::mem::replace(&mut outcome, Ok(())).and(self.release(region, transports));
+                let is_drained = self.registry.drain(region, pause.saturating_duration_since(Instant::now()));
+                if is_drained {
+                    drained.push(region);
                 }
-                !drained
+                !is_drained
             });
+            outcome = outcome.and(self.release(&drained, &call));
             now = Instant::now();
             if busy.is_empty() || now >= end {
                 break;
@@ -180,31 +326,68 @@ impl Registrar {
         outcome
     }
 
-    fn release(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
-        match unpin(region, &devices_of(transports)) {
-            Ok(()) => {
-                self.registry.finish(region);
-                self.counters.regions_unregistered.add(1);
-                Ok(())
-            }
-            Err(error) => {
-                self.registry.quarantine(region);
-                Err(error)
+    /// Takes drained regions from the devices and frees their ranges. All that can be, and the first error.
+    fn release(&self, regions: &[&Arc<Region>], call: &Option<Call>) -> Result<()> {
+        let Some(Call { devices, settings, .. }) = call else {
+            regions.iter().for_each(|region| self.finish(region));
+            return Ok(());
+        };
+        if regions.is_empty() {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        let mut held = Vec::new();
+        for (position, region) in regions.iter().enumerate() {
+            for chunk in region.registrations().map_or(&[][..], Registrations::chunks) {
+                let length = chunk.range().length();
+                let keys = (0..chunk.device_count()).filter_map(|device| Some((device, chunk.key(device)?)));
+                held.extend(keys.map(|(device, key)| Held { region: position, device, length, key }));
             }
         }
+        let threads = plan::team(held.iter().map(|held| pinning::release_cost(settings.cost, held)), settings);
+        let outcomes = pinning::unpin(held, regions.len(), threads, devices, &self.workers);
+        self.counters.deregistration_ns.add(begin.elapsed().as_nanos() as u64);
+        let mut first = Ok(());
+        for (region, outcome) in regions.iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => self.finish(region),
+                Err(error) => {
+                    self.registry.quarantine(region);
+                    let (address, length) = (region.range().address(), region.range().length());
+                    let text =
+                        format!("{}; [{address:#x}, +{length}) stays blocked, for a device may still reach it", error.message());
+                    first = first.and(Err(Error::quiet(error.code(), text)));
+                }
+            }
+        }
+        first
+    }
+
+    fn finish(&self, region: &Arc<Region>) {
+        self.registry.finish(region);
+        self.counters.regions_unregistered.add(1);
     }
 
     /// Makes all live regions known to the devices of one more transport, or none of them. Only while nobody registers or unregisters.
     pub fn attach_live(&self, transport: &Arc<dyn Transport>) -> Result<()> {
-        let devices = transport.devices();
-        if devices.is_empty() {
-            return Ok(());
-        }
+        let Some(call) = self.begin(std::slice::from_ref(transport), None) else { return Ok(()) };
         let regions = self.registry.live();
-        // What is kept by a device that will not be used matters to nobody but the device.
-        let pinned = pin(&regions, &devices).map_err(|failure| failure.error)?;
-        self.registry.equip_live(regions.into_iter().zip(pinned).collect());
-        Ok(())
+        match self.pin(&regions, &call) {
+            Ok((pinned, cost)) => {
+                self.registry.equip_live(regions.iter().cloned().zip(pinned).collect());
+                self.keep_cost(&regions, cost, call.begin);
+                Ok(())
+            }
+            Err(PinFailure { mut error, kept }) => {
+                // The regions stay as they are: the transport is not used, and closing the device ends its access.
+                for (position, reason) in kept {
+                    let (address, length) = (regions[position].range().address(), regions[position].range().length());
+                    let text = format!("undoing it for [{address:#x}, +{length}) failed as well ({reason})");
+                    error = Error::quiet(error.code(), format!("{}; {text}", error.message()));
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Makes all live regions known to a device that has come back; `position` is its place among those of the transports. What it refuses
@@ -227,270 +410,5 @@ impl Registrar {
                 self.registry.republish(&region);
             }
         }
-    }
-}
-
-fn devices_of(transports: &[Arc<dyn Transport>]) -> Vec<Arc<dyn Device>> {
-    transports.iter().flat_map(|transport| transport.devices()).collect()
-}
-
-/// Why memory could not be registered, and what could not be undone.
-struct PinFailure {
-    error: Error,
-    /// Positions of regions that a device may still reach, and why.
-    kept: Vec<(usize, Error)>,
-}
-
-/// Registers all regions with all devices, or none.
-fn pin(regions: &[Arc<Region>], devices: &[Arc<dyn Device>]) -> std::result::Result<Vec<Registrations>, PinFailure> {
-    let mut done = Vec::new();
-    for (position, region) in regions.iter().enumerate() {
-        for (number, device) in devices.iter().enumerate().filter(|(_, device)| device.is_active()) {
-            match device.register(region.range(), region.remote_accessible()) {
-                Ok(key) => done.push((position, number, key)),
-                Err(error) => {
-                    let undo = |(position, number, key): &(usize, usize, MemoryKey)| {
-                        devices[*number].deregister(key).err().map(|error| (*position, error))
-                    };
-                    return Err(PinFailure { error, kept: done.iter().filter_map(undo).collect() });
-                }
-            }
-        }
-    }
-    let registrations = |(position, region): (usize, &Arc<Region>)| {
-        let mut keys = vec![None; devices.len()];
-        done.iter().filter(|(of, ..)| *of == position).for_each(|(_, number, key)| keys[*number] = Some(*key));
-        Registrations::new(vec![Chunk::new(region.range(), &keys)])
-    };
-    Ok(regions.iter().enumerate().map(registrations).collect())
-}
-
-fn unpin(region: &Region, devices: &[Arc<dyn Device>]) -> Result<()> {
-    let mut outcome = Ok(());
-    for chunk in region.registrations().map_or(&[][..], Registrations::chunks) {
-        for (number, device) in devices.iter().enumerate() {
-            if let Some(key) = chunk.key(number) {
-                outcome = outcome.and(device.deregister(&key));
-            }
-        }
-    }
-    outcome
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Weak;
-
-    use parking_lot::Mutex;
-
-    use super::*;
-    use crate::registry::Access;
-    use crate::transport::{Segment, Slice};
-
-    /// Fails on demand, and keeps count.
-    #[derive(Default)]
-    struct Moody {
-        this: Weak<Moody>,
-        attached: Mutex<Vec<u64>>,
-        refuses: Mutex<Option<u64>>,
-        keeps: Mutex<bool>,
-        evicted: Mutex<Vec<MemoryRange>>,
-        held: Mutex<Option<crate::registry::Guards>>,
-        /// How many times evicting overlooks what is on its way.
-        misses: Mutex<usize>,
-        /// What somebody else does during a registration that fails.
-        meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    }
-
-    impl Moody {
-        fn new() -> Arc<Moody> {
-            Arc::new_cyclic(|this| Moody { this: this.clone(), ..Moody::default() })
-        }
-    }
-
-    impl Transport for Moody {
-        fn protocol(&self) -> &'static str {
-            "moody"
-        }
-        fn devices(&self) -> Vec<Arc<dyn Device>> {
-            self.this.upgrade().into_iter().map(|this| this as Arc<dyn Device>).collect()
-        }
-        fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
-        fn cancel(&self) {}
-        fn evict(&self, range: MemoryRange) {
-            self.evicted.lock().push(range);
-            if self.evicted.lock().len() > *self.misses.lock() {
-                *self.held.lock() = None;
-            }
-        }
-        fn forget(&self, _segment: u64) {}
-        fn shutdown(&self, _reason: Error) {}
-    }
-
-    impl Device for Moody {
-        fn name(&self) -> &str {
-            "moody0"
-        }
-        fn numa_node(&self) -> Option<u32> {
-            None
-        }
-        fn max_mr_size(&self) -> u64 {
-            u64::MAX
-        }
-        fn register(&self, chunk: MemoryRange, _remote_accessible: bool) -> Result<MemoryKey> {
-            if *self.refuses.lock() == Some(chunk.address()) {
-                if let Some(meanwhile) = self.meanwhile.lock().take() {
-                    meanwhile();
-                }
-                return Err(Error::quiet(Code::Context, "refused"));
-            }
-            self.attached.lock().push(chunk.address());
-            Ok(MemoryKey { handle: chunk.address() as usize, ..MemoryKey::default() })
-        }
-        fn deregister(&self, key: &MemoryKey) -> Result<()> {
-            if *self.keeps.lock() {
-                return Err(Error::quiet(Code::Context, "kept"));
-            }
-            self.attached.lock().retain(|address| *address as usize != key.handle);
-            Ok(())
-        }
-    }
-
-    struct Bench {
-        registry: Arc<Registry>,
-        registrar: Registrar,
-        transports: Vec<Arc<dyn Transport>>,
-        first: Arc<Moody>,
-        second: Arc<Moody>,
-    }
-
-    impl Bench {
-        fn new() -> Bench {
-            let registry = Arc::new(Registry::new());
-            let (first, second) = (Moody::new(), Moody::new());
-            Bench {
-                registrar: Registrar::new(registry.clone(), Arc::default()),
-                registry,
-                transports: vec![first.clone(), second.clone()],
-                first,
-                second,
-            }
-        }
-    }
-
-    fn range(address: u64) -> MemoryRange {
-        // SAFETY: nobody touches these addresses.
-        #[allow(unsafe_code)]
-        unsafe { MemoryRange::new(address, 4096) }.unwrap()
-    }
-
-    fn options(counted: bool) -> RegionOptions {
-        RegionOptions { location: "*".into(), remote_accessible: true, counted }
-    }
-
-    #[test]
-    fn a_failing_transport_leaves_nothing_behind() {
-        let bench = Bench::new();
-        *bench.second.refuses.lock() = Some(0x3000);
-        let ranges: Vec<_> = [0x1000, 0x2000, 0x3000, 0x4000].map(range).into();
-        let error = bench.registrar.register_batch(&ranges, &options(false), &bench.transports).unwrap_err();
-        assert_eq!(error.code(), Code::Context);
-        assert_eq!((bench.registry.len(), bench.first.attached.lock().len(), bench.second.attached.lock().len()), (0, 0, 0));
-        *bench.second.refuses.lock() = None;
-        bench.registrar.register_batch(&ranges, &options(false), &bench.transports).unwrap();
-        assert_eq!(bench.registry.live().len(), 4);
-    }
-
-    #[test]
-    fn a_failing_undo_blocks_the_range() {
-        let bench = Bench::new();
-        *bench.second.refuses.lock() = Some(0x1000);
-        *bench.first.keeps.lock() = true;
-        assert!(bench.registrar.register(range(0x1000), &options(false), &bench.transports).is_err());
-        assert_eq!(bench.registry.len(), 1);
-        assert!(bench.registry.live().is_empty());
-        let error = bench.registrar.register(range(0x1000), &options(false), &bench.transports).unwrap_err();
-        assert_eq!(error.code(), Code::AddressOverlapped);
-    }
-
-    #[test]
-    fn counted_registrations_end_with_the_last() {
-        let bench = Bench::new();
-        for _ in 0..3 {
-            bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
-        }
-        assert_eq!(bench.first.attached.lock().len(), 1);
-        for remaining in [1, 1, 0] {
-            bench.registrar.unregister(0x1000, &bench.transports).unwrap();
-            assert_eq!(bench.registry.len(), remaining);
-        }
-        assert_eq!(bench.registrar.unregister(0x1000, &bench.transports).unwrap_err().code(), Code::AddressNotRegistered);
-    }
-
-    #[test]
-    fn a_batch_that_fails_gives_back_counted_references() {
-        let bench = Bench::new();
-        bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
-        *bench.first.refuses.lock() = Some(0x2000);
-        assert!(bench.registrar.register_batch(&[range(0x1000), range(0x2000)], &options(true), &bench.transports).is_err());
-        bench.registrar.unregister(0x1000, &bench.transports).unwrap();
-        assert_eq!(bench.registry.len(), 0);
-    }
-
-    #[test]
-    fn unregistering_a_batch_does_all_it_can() {
-        let bench = Bench::new();
-        let ranges: Vec<_> = (1..=100).map(|page| range(page * 0x1000)).collect();
-        bench.registrar.register_batch(&ranges, &options(false), &bench.transports).unwrap();
-        let mut addresses: Vec<_> = ranges.iter().map(MemoryRange::address).collect();
-        addresses[50] += 8;
-        let error = bench.registrar.unregister_batch(&addresses, &bench.transports).unwrap_err();
-        assert_eq!((error.code(), bench.registry.len()), (Code::AddressNotRegistered, 1));
-    }
-
-    #[test]
-    fn a_reference_that_became_the_last_is_given_back_by_a_failing_batch() {
-        let bench = Bench::new();
-        bench.registrar.register(range(0x1000), &options(true), &bench.transports).unwrap();
-        *bench.first.refuses.lock() = Some(0x2000);
-        let (registry, transports) = (bench.registry.clone(), bench.transports.clone());
-        let unregister = move || Registrar::new(registry, Arc::default()).unregister(0x1000, &transports).unwrap();
-        *bench.first.meanwhile.lock() = Some(Box::new(unregister));
-        assert!(bench.registrar.register_batch(&[range(0x1000), range(0x2000)], &options(true), &bench.transports).is_err());
-        assert_eq!((bench.registry.len(), bench.first.attached.lock().len()), (0, 0));
-    }
-
-    #[test]
-    fn work_that_an_eviction_overlooks_is_found_by_the_next() {
-        let bench = Bench::new();
-        bench.registrar.register(range(0x1000), &options(false), &bench.transports).unwrap();
-        let Ok(guards) = bench.registry.read(|view| view.acquire(0x1000, 10, Access::Remote)) else { panic!("no guard") };
-        *bench.first.held.lock() = Some(guards);
-        *bench.first.misses.lock() = 2;
-        bench.registrar.unregister(0x1000, &bench.transports).unwrap();
-        assert_eq!((bench.first.evicted.lock().len(), bench.registry.len()), (3, 0));
-    }
-
-    #[test]
-    fn unregistering_waits_for_work_in_flight_and_then_evicts_it() {
-        let bench = Bench::new();
-        bench.registrar.register(range(0x1000), &options(false), &bench.transports).unwrap();
-        let Ok(guards) = bench.registry.read(|view| view.acquire(0x1000, 10, Access::Remote)) else { panic!("no guard") };
-        *bench.first.held.lock() = Some(guards);
-        bench.registrar.unregister(0x1000, &bench.transports).unwrap();
-        assert_eq!(*bench.first.evicted.lock(), [range(0x1000)]);
-        assert_eq!(bench.registry.len(), 0);
-    }
-
-    #[test]
-    fn a_late_transport_learns_of_all_regions_or_of_none() {
-        let bench = Bench::new();
-        let ranges: Vec<_> = (1..=3).map(|page| range(page * 0x1000)).collect();
-        bench.registrar.register_batch(&ranges, &options(false), &[]).unwrap();
-        *bench.first.refuses.lock() = Some(0x3000);
-        assert!(bench.registrar.attach_live(&bench.transports[0]).is_err());
-        assert!(bench.first.attached.lock().is_empty());
-        bench.registrar.attach_live(&bench.transports[1]).unwrap();
-        assert_eq!(bench.second.attached.lock().len(), 3);
     }
 }

@@ -117,9 +117,9 @@ impl Region {
     }
 
     /// Keeps what registering it took. Once; without effect where no device knows the region.
-    pub fn set_cost(&self, cost: RegistrationCost) {
+    pub fn set_cost(&self, cost: Arc<RegistrationCost>) {
         if let Some(registrations) = self.registrations() {
-            let _ = registrations.cost.set(Box::new(cost));
+            let _ = registrations.cost.set(cost);
         }
     }
 

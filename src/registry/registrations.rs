@@ -6,8 +6,8 @@
 //!
 //! Memory: 40 bytes a chunk, 24 more for each device.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::sys::MemoryRange;
@@ -80,7 +80,7 @@ impl Chunk {
 pub struct Registrations {
     chunks: Box<[Chunk]>,
     /// Known when the registration is over.
-    pub(super) cost: OnceLock<Box<RegistrationCost>>,
+    pub(super) cost: OnceLock<Arc<RegistrationCost>>,
 }
 
 impl Registrations {

@@ -53,30 +53,14 @@ impl MemoryRange {
 
     /// The part `[offset, offset + length)` of this range, if it has one.
     pub fn part(&self, offset: u64, length: u64) -> Option<MemoryRange> {
-        (offset <= self.length && length <= self.length - offset).then(|| MemoryRange { address: self.address + offset, length })
+        let address = self.address.checked_add(offset)?;
+        (offset <= self.length && length <= self.length - offset).then_some(MemoryRange { address, length })
     }
 
     /// What is behind the offset, for a system call.
     fn vector(&self, offset: u64) -> libc::iovec {
         libc::iovec { iov_base: (self.address + offset) as *mut libc::c_void, iov_len: (self.length - offset) as usize }
     }
-}
-
-/// The NUMA node of the first page, where there is a page and the kernel says. Touches nothing: a page that is absent stays absent.
-pub fn numa_node(range: MemoryRange) -> Option<u32> {
-    let page = (range.address & !(page_size() - 1)) as *const libc::c_void;
-    let mut status: libc::c_int = -1;
-    // SAFETY: without a list of target nodes nothing is moved; one pointer is read and one number written. The page is only looked up.
-    let result = unsafe {
-        libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const page, std::ptr::null::<libc::c_int>(), &raw mut status, 0)
-    };
-    if result == 0 { u32::try_from(status).ok() } else { None }
-}
-
-/// Bytes of an ordinary page.
-pub fn page_size() -> u64 {
-    // SAFETY: reads a constant of the system.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// Copies `source` to `target` as `memmove` does; the lengths must be equal. Pages that are not mapped end the process, as with
@@ -151,33 +135,6 @@ mod tests {
 
     fn range(bytes: &mut [u8]) -> MemoryRange {
         MemoryRange { address: bytes.as_mut_ptr() as u64, length: bytes.len() as u64 }
-    }
-
-    #[test]
-    fn asking_for_the_node_of_absent_pages_leaves_them_absent() {
-        let length = 4 * page_size() as usize;
-        // SAFETY: a new private mapping of this test alone.
-        let address = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        assert_ne!(address, libc::MAP_FAILED);
-        let range = MemoryRange { address: address as u64, length: length as u64 };
-        let present = || {
-            let mut pages = [0; 4];
-            // SAFETY: one byte for each page of the mapping.
-            assert_eq!(unsafe { libc::mincore(address, length, pages.as_mut_ptr()) }, 0);
-            pages.iter().filter(|page| **page & 1 == 1).count()
-        };
-        assert_eq!((numa_node(range), present()), (None, 0));
-        store_checked(range.part(0, 5).unwrap(), b"bytes").unwrap();
-        let written = numa_node(range.part(1, 1).unwrap());
-        // Some containers forbid the question.
-        assert!(written.is_none() || crate::sys::limits::numa_nodes().contains(&written.unwrap()), "{written:?}");
-        assert_eq!(present(), 1);
-        // SAFETY: the mapping made above, which nothing uses any more.
-        unsafe { libc::munmap(address, length) };
-        assert_eq!(numa_node(range), None);
     }
 
     #[test]

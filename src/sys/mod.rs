@@ -12,6 +12,7 @@ pub mod fork;
 pub mod interfaces;
 pub mod limits;
 pub mod memory;
+pub mod pages;
 pub mod process;
 pub mod signals;
 pub mod socket;

@@ -65,6 +65,12 @@ counters! {
     descriptor_fetches: "Descriptors fetched from peers or the metadata server.";
     notifications_sent: "Notifications that peers have taken.";
     notifications_received: "Notifications taken from peers.";
+    registration_residency_ns: "Nanoseconds that registering with devices spent on finding out which pages are there.";
+    registration_population_ns: "Nanoseconds that registering with devices spent on having absent pages provided.";
+    registration_pinning_ns: "Nanoseconds from the first to the last call of a device, summed up over registrations.";
+    registration_publishing_ns: "Nanoseconds that registering with devices spent on telling metadata servers.";
+    registration_book_keeping_ns: "Nanoseconds that registering with devices spent on everything else.";
+    deregistration_ns: "Nanoseconds from the first to the last call of a device, summed up over unregistrations.";
 }
 
 /// What an engine has moved since the last look, for a line of the log now and then. For one thread.
@@ -136,7 +142,7 @@ mod tests {
         let counters = Counters::default();
         counters.regions_registered.add(2);
         counters.regions_registered.add(3);
-        counters.notifications_received.add(7);
+        counters.deregistration_ns.add(7);
         let values: Vec<_> = counters.iter().collect();
         assert_eq!((values[0].0, values[0].2), ("regions_registered", 5));
         assert_eq!((values[values.len() - 1].0, values[values.len() - 1].2), ("notifications_received", 7));

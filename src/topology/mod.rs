@@ -23,7 +23,7 @@ pub use machine::Machine;
 
 use crate::config::TopologyConfig;
 use crate::error::{Code, Error, Result};
-use crate::sys::{MemoryRange, memory};
+use crate::sys::{MemoryRange, pages};
 
 /// Location to the names of preferred and of available NICs.
 pub type Matrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -180,7 +180,7 @@ impl Link {
 /// Where memory is: `cpu:<node>` of its first page, or `*` where that page has none yet or the kernel does not say. Nothing is touched,
 /// so pages that are absent stay absent. One system call.
 pub fn location_of(range: MemoryRange) -> String {
-    memory::numa_node(range).map_or(WILDCARD.to_string(), |node| format!("cpu:{node}"))
+    pages::numa_node(range).map_or(WILDCARD.to_string(), |node| format!("cpu:{node}"))
 }
 
 #[cfg(test)]

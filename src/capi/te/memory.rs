@@ -4,14 +4,17 @@
 //! them. The cost of registering and unregistering does not depend on how much is registered already.
 
 use std::ffi::{c_char, c_void};
+use std::time::Duration;
 
 use crate::capi::growth::{self, Growing};
 use crate::capi::te::engine::te_engine;
 use crate::capi::te::status::te_status;
 use crate::capi::te::with;
 use crate::capi::{guard, memory, text};
+use crate::config::Parallelism;
 use crate::engine::{Engine, MemoryOptions, RegionInfo};
 use crate::error::{Code, Error, Result};
+use crate::registry::RegistrationCost;
 
 /// Peers may read and write the memory.
 pub const TE_ACCESS_REMOTE: u32 = 0;
@@ -31,6 +34,15 @@ pub const TE_REFERENCES_ON: u32 = 1;
 /// Registering a range again gives TE_ERR_ADDRESS_OVERLAPPED.
 pub const TE_REFERENCES_OFF: u32 = 2;
 
+/// As the environment variable MC_ENABLE_PARALLEL_REG_MR says; without it, as TE_PARALLEL_AUTO.
+pub const TE_PARALLEL_DEFAULT: u32 = 0;
+/// Devices register the memory side by side where that is faster.
+pub const TE_PARALLEL_AUTO: u32 = 1;
+/// Devices register the memory one after the other.
+pub const TE_PARALLEL_OFF: u32 = 2;
+/// Devices register the memory side by side, whatever its size.
+pub const TE_PARALLEL_ON: u32 = 3;
+
 /// How memory is registered.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -46,8 +58,9 @@ pub struct te_memory_options {
     pub publish: u32,
     /// TE_REFERENCES_DEFAULT, TE_REFERENCES_ON or TE_REFERENCES_OFF.
     pub count_references: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// TE_PARALLEL_DEFAULT, TE_PARALLEL_AUTO, TE_PARALLEL_OFF or TE_PARALLEL_ON. Without a device that memory is
+    /// registered with, as with TCP, all are the same.
+    pub parallel: u32,
 }
 
 // SAFETY: the first field is `struct_size`, and all zeros are a valid value.
@@ -106,6 +119,55 @@ impl te_memory_region {
             location: text::array(&region.location),
         }
     }
+}
+
+/// What registering a range with devices took, in nanoseconds. Of ranges that were registered in one call each
+/// shows what the whole call took.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_registration_cost {
+    /// sizeof(te_registration_cost).
+    pub struct_size: usize,
+    /// From the beginning of the call to its end. The parts below, without the times of single devices, add up
+    /// to it.
+    pub total_ns: u64,
+    /// Finding out which pages are there.
+    pub residency_ns: u64,
+    /// Having the kernel provide the pages that are not.
+    pub population_ns: u64,
+    /// From the first call that registers with a device to the end of the last: ibv_reg_mr or its like.
+    pub pinning_ns: u64,
+    /// Telling a metadata server.
+    pub publishing_ns: u64,
+    /// Everything else: this library's own work.
+    pub book_keeping_ns: u64,
+    /// How many threads took part, the caller's among them.
+    pub threads: u32,
+    /// Number of devices.
+    pub device_count: u32,
+}
+
+// SAFETY: the first field is `struct_size`, and all zeros are a valid value.
+unsafe impl Growing for te_registration_cost {
+    const FIRST_VERSION: usize = 64;
+}
+
+/// What registering a range with one device took.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_device_cost {
+    /// sizeof(te_device_cost). Functions that fill arrays set it.
+    pub struct_size: usize,
+    /// Inside the calls that register with the device, added up. Those of several devices overlap where they work
+    /// side by side.
+    pub pinning_ns: u64,
+    /// The device, such as "mlx5_0", with a NUL at its end; longer names are cut.
+    pub name: [c_char; 64],
+}
+
+// SAFETY: all zeros are a valid value.
+unsafe impl Growing for te_device_cost {
+    const FIRST_VERSION: usize = 80;
 }
 
 /// Registers `length` bytes at `addr`, until te_unregister_local_memory or te_engine_destroy.
@@ -203,6 +265,60 @@ pub unsafe extern "C" fn te_find_local_memory(
     })
 }
 
+/// Tells what registering the range took that holds the byte at `addr`, and what of that was each device's.
+///
+/// Set `cost->struct_size` before the call. `devices` is an array of `capacity` elements of `device_size` bytes,
+/// sizeof(te_device_cost); it may be NULL if `capacity` is 0. `cost->device_count` may be more than `capacity`;
+/// the first `capacity` are described then. Errors: TE_ERR_ADDRESS_NOT_REGISTERED, also for a range that no device
+/// knows, as with TCP: registering that is only a matter of some hundred nanoseconds, which nobody takes down.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_get_registration_cost(
+    engine: *mut te_engine,
+    addr: *const c_void,
+    cost: *mut te_registration_cost,
+    devices: *mut te_device_cost,
+    device_size: usize,
+    capacity: usize,
+) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes a struct of `struct_size` bytes.
+        let size = unsafe { growth::output_size(cost, "cost") }?;
+        growth::check_array(devices, device_size, capacity, "devices")?;
+        let found = engine
+            .registration_cost(addr as u64)
+            .ok_or_else(|| Error::quiet(Code::AddressNotRegistered, format!("no range that a device knows holds {addr:p}")))?;
+        for (index, (name, pinning)) in found.devices.iter().zip(&found.cost.pinning).take(capacity).enumerate() {
+            let device = te_device_cost { struct_size: device_size, pinning_ns: nanoseconds(*pinning), name: text::array(name) };
+            // SAFETY: the caller passes `capacity` elements of `device_size` bytes.
+            unsafe { growth::write_element(devices, device_size, index, &device) };
+        }
+        // SAFETY: as above.
+        unsafe { growth::write(cost, size, &te_registration_cost::new(&found.cost, size)) };
+        Ok(())
+    })
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl te_registration_cost {
+    /// The cost as C sees it, in a struct of `struct_size` bytes.
+    fn new(cost: &RegistrationCost, struct_size: usize) -> te_registration_cost {
+        te_registration_cost {
+            struct_size,
+            total_ns: nanoseconds(cost.total),
+            residency_ns: nanoseconds(cost.residency),
+            population_ns: nanoseconds(cost.population),
+            pinning_ns: nanoseconds(cost.pinning_elapsed),
+            publishing_ns: nanoseconds(cost.publishing),
+            book_keeping_ns: nanoseconds(cost.book_keeping),
+            threads: cost.threads as u32,
+            device_count: cost.pinning.len() as u32,
+        }
+    }
+}
+
 /// Describes the registered ranges of this engine in `regions`, in the order in which they were registered.
 ///
 /// `regions` is an array of `capacity` elements of `region_size` bytes, sizeof(te_memory_region); it may be
@@ -252,9 +368,6 @@ pub(super) unsafe fn write_regions(
 unsafe fn read_memory_options(engine: &Engine, options: *const te_memory_options) -> Result<MemoryOptions> {
     // SAFETY: as for this function.
     let options = unsafe { growth::read_options(options) }?;
-    if options.reserved != 0 {
-        return Err(guard::invalid(format!("options->reserved is {}, not 0", options.reserved)));
-    }
     // Peers of an engine without a metadata server ask for its memory when they need it: both values are the same there.
     if !matches!(options.publish, TE_PUBLISH_NOW | TE_PUBLISH_LATER) {
         return Err(guard::invalid(format!("options->publish is {}; it must be a TE_PUBLISH_ value (0 or 1)", options.publish)));
@@ -275,6 +388,15 @@ unsafe fn read_memory_options(engine: &Engine, options: *const te_memory_options
                 return Err(guard::invalid(format!(
                     "options->count_references is {other}; it must be a TE_REFERENCES_ value (0 to 2)"
                 )));
+            }
+        },
+        parallelism: match options.parallel {
+            TE_PARALLEL_DEFAULT => None,
+            TE_PARALLEL_AUTO => Some(Parallelism::Auto),
+            TE_PARALLEL_OFF => Some(Parallelism::Sequential),
+            TE_PARALLEL_ON => Some(Parallelism::Parallel),
+            other => {
+                return Err(guard::invalid(format!("options->parallel is {other}; it must be a TE_PARALLEL_ value (0 to 3)")));
             }
         },
     })

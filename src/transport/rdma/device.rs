@@ -616,7 +616,8 @@ mod tests {
         let both = |wire: &Wire| {
             [wire.nics[0].register(ours.range(0, 4096), true).unwrap(), wire.nics[1].register(theirs.range(0, 4096), true).unwrap()]
         };
-        let refused: [(fn(&mut WorkRequest), Outcome); 4] = [
+        type Spoil = fn(&mut WorkRequest);
+        let refused: [(Spoil, Outcome); 4] = [
             (|request| request.remote_key ^= 0x100, Outcome::RemoteAccess),
             (|request| request.remote_address += 4000, Outcome::RemoteAccess),
             (|request| request.local_key ^= 0x100, Outcome::Local),

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::verbs::Library;
 use crate::sys::MemoryRange;
+use crate::sys::memory::store_checked;
+use crate::sys::pages::tests::Mapping;
 
 /// A fake verbs library with state of its own: each test has another one.
 pub struct Fake {
@@ -104,21 +106,12 @@ fn compiled() -> &'static Path {
 }
 
 /// Pages of this test alone.
-pub struct Memory {
-    address: *mut c_void,
-    length: usize,
-}
+pub struct Memory(Mapping);
 
 impl Memory {
     /// Zeroed memory of that many bytes.
     pub fn new(length: usize) -> Memory {
-        // SAFETY: a new mapping.
-        let address = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        assert_ne!(address, libc::MAP_FAILED);
-        Memory { address, length }
+        Memory(Mapping::anonymous(length))
     }
 
     /// A range that was mapped once.
@@ -128,28 +121,16 @@ impl Memory {
 
     /// A part of it, to be used no longer than it is there.
     pub fn range(&self, offset: u64, length: u64) -> MemoryRange {
-        assert!(offset + length <= self.length as u64);
-        // SAFETY: inside of the mapping, which belongs to the test.
-        unsafe { MemoryRange::new(self.address as u64 + offset, length) }.unwrap()
+        self.0.range().part(offset, length).unwrap()
     }
 
     /// Writes from the beginning on.
     pub fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.length);
-        // SAFETY: inside of the mapping, and not inside of `bytes`.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), bytes.len()) }
+        store_checked(self.range(0, bytes.len() as u64), bytes).unwrap();
     }
 
     /// All of its bytes.
     pub fn read(&self) -> Vec<u8> {
-        // SAFETY: the mapping is there; nothing writes while the test reads.
-        unsafe { std::slice::from_raw_parts(self.address.cast::<u8>(), self.length) }.to_vec()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `new`.
-        unsafe { libc::munmap(self.address, self.length) };
+        (0..self.0.range().length() as usize).map(|at| self.0.read(at)).collect()
     }
 }

@@ -60,7 +60,7 @@ fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
 }
 
 fn memory_options() -> MemoryOptions {
-    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false }
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None }
 }
 
 /// Prints a report: as text, or everything as JSON.

@@ -1,0 +1,190 @@
+//! Doing what a plan says: populating, pinning chunks with devices, and taking them back; all or nothing.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::plan::{JobCost, Plan};
+use super::populate::populate;
+use super::workers::Workers;
+use crate::error::{Code, Error, Result};
+use crate::registry::{Chunk, MemoryKey, RegistrationCost, Registrations};
+use crate::sys::pages;
+use crate::transport::Device;
+
+/// Why memory could not be registered, and what could not be undone.
+pub struct PinFailure {
+    pub error: Error,
+    /// Positions of regions that a device may still reach, each with the reason; ascending.
+    pub kept: Vec<(usize, Error)>,
+}
+
+/// A key to be given back.
+#[derive(Clone, Copy)]
+pub struct Held {
+    /// Position of the region, for the answer.
+    pub region: usize,
+    pub device: usize,
+    /// Length of the chunk in bytes.
+    pub length: u64,
+    pub key: MemoryKey,
+}
+
+/// What calls took so far, smoothed over the last ones. Devices are not told apart.
+pub struct Observed {
+    call: AtomicU64,
+    pages: AtomicU64,
+}
+
+impl Observed {
+    pub fn new(assumed: JobCost) -> Observed {
+        Observed { call: assumed.call.into(), pages: assumed.pages.into() }
+    }
+
+    pub fn cost(&self) -> JobCost {
+        JobCost { call: self.call.load(Ordering::Relaxed), pages: self.pages.load(Ordering::Relaxed) }
+    }
+
+    /// Threads may overwrite each other's observation; no harm is done.
+    fn add(&self, length: u64, spent: Duration) {
+        const FEW: u64 = 16;
+        let spent = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
+        let page_count = length.div_ceil(pages::page_size());
+        let smooth = |value: &AtomicU64, new: u64| {
+            let old = value.load(Ordering::Relaxed);
+            value.store(old - old / 8 + new / 8, Ordering::Relaxed);
+        };
+        if page_count <= FEW {
+            smooth(&self.call, spent);
+        } else if page_count >= 1024 {
+            smooth(&self.pages, spent.saturating_sub(self.call.load(Ordering::Relaxed)) / (page_count / 1024));
+        }
+    }
+}
+
+/// Populates and pins. `remote[i]` says whether peers may reach region i. Adds to `cost` what it took.
+pub fn pin(
+    mut plan: Plan,
+    remote: Vec<bool>,
+    devices: &Arc<[Arc<dyn Device>]>,
+    workers: &Workers,
+    observed: &Arc<Observed>,
+    cost: &mut RegistrationCost,
+) -> std::result::Result<Vec<Registrations>, PinFailure> {
+    if !plan.populate.is_empty() {
+        let begin = Instant::now();
+        let parts = std::mem::take(&mut plan.populate);
+        let team = workers.run(parts.len(), plan.populate_threads, Arc::new(move |part: usize| populate(parts[part])));
+        cost.population = begin.elapsed();
+        cost.threads = cost.threads.max(team.threads);
+    }
+
+    let begin = Instant::now();
+    let (threads, region_count) = (plan.pin_threads, remote.len());
+    let jobs = Arc::new(Pinning {
+        outcomes: plan.pins.iter().map(|_| OnceLock::new()).collect(),
+        failed: AtomicBool::new(false),
+        plan,
+        remote,
+        devices: devices.clone(),
+        observed: observed.clone(),
+    });
+    let work = jobs.clone();
+    let team = workers.run(jobs.plan.pins.len(), threads, Arc::new(move |job| work.run(job)));
+    cost.threads = cost.threads.max(team.threads);
+    cost.pinning_elapsed = begin.elapsed();
+    cost.pinning = vec![Duration::ZERO; devices.len()];
+
+    let mut keys = vec![None; jobs.plan.chunks.len() * devices.len()];
+    let mut held = Vec::new();
+    let mut failure: Option<(usize, Error)> = None;
+    for (at, pin) in jobs.plan.pins.iter().enumerate() {
+        let chunk = jobs.plan.chunks[pin.chunk];
+        match jobs.outcomes[at].get() {
+            Some((spent, Ok(key))) => {
+                cost.pinning[pin.device] += *spent;
+                keys[pin.chunk * devices.len() + pin.device] = Some(*key);
+                held.push(Held { region: chunk.region, device: pin.device, length: chunk.range.length(), key: *key });
+            }
+            // Whatever the order of the threads, the error of the first chunk is told.
+            Some((_, Err(error))) if failure.as_ref().is_none_or(|(first, _)| pin.chunk < *first) => {
+                failure = Some((pin.chunk, error.clone()));
+            }
+            Some(_) => {}
+            None if failure.is_none() && !jobs.failed.load(Ordering::Relaxed) => {
+                failure = Some((usize::MAX, Error::new(Code::Internal, "registering memory broke off, a defect of this library")));
+            }
+            None => {}
+        }
+    }
+    if let Some((_, error)) = failure {
+        let outcomes = unpin(held, region_count, threads, devices, workers);
+        let kept = outcomes.into_iter().enumerate().filter_map(|(region, outcome)| Some((region, outcome.err()?))).collect();
+        return Err(PinFailure { error, kept });
+    }
+    let mut chunks: Vec<Vec<Chunk>> = (0..region_count).map(|_| Vec::new()).collect();
+    for (number, chunk) in jobs.plan.chunks.iter().enumerate() {
+        let keys = &keys[number * devices.len()..(number + 1) * devices.len()];
+        chunks[chunk.region].push(Chunk::new(chunk.range, keys));
+    }
+    Ok(chunks.into_iter().map(Registrations::new).collect())
+}
+
+struct Pinning {
+    plan: Plan,
+    remote: Vec<bool>,
+    devices: Arc<[Arc<dyn Device>]>,
+    outcomes: Vec<OnceLock<(Duration, Result<MemoryKey>)>>,
+    /// What is not started is left undone.
+    failed: AtomicBool,
+    observed: Arc<Observed>,
+}
+
+impl Pinning {
+    fn run(&self, job: usize) {
+        if self.failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let pin = self.plan.pins[job];
+        let chunk = self.plan.chunks[pin.chunk];
+        let begin = Instant::now();
+        let outcome = self.devices[pin.device].register(chunk.range, self.remote[chunk.region]);
+        let spent = begin.elapsed();
+        match &outcome {
+            Ok(_) => self.observed.add(chunk.range.length(), spent),
+            Err(_) => self.failed.store(true, Ordering::Relaxed),
+        }
+        let _ = self.outcomes[job].set((spent, outcome));
+    }
+}
+
+/// Gives all keys back, whatever fails. One answer for each of `region_count` regions: its first error.
+pub fn unpin(
+    held: Vec<Held>,
+    region_count: usize,
+    threads: usize,
+    devices: &Arc<[Arc<dyn Device>]>,
+    workers: &Workers,
+) -> Vec<Result<()>> {
+    let count = held.len();
+    let jobs = Arc::new((held, devices.clone(), (0..count).map(|_| OnceLock::new()).collect::<Vec<OnceLock<Result<()>>>>()));
+    let work = jobs.clone();
+    let deregister = move |job: usize| {
+        let (held, devices, outcomes) = &*work;
+        let _ = outcomes[job].set(devices[held[job].device].deregister(&held[job].key));
+    };
+    workers.run(count, threads, Arc::new(deregister));
+    let mut answers = vec![Ok(()); region_count];
+    for (held, outcome) in jobs.0.iter().zip(&jobs.2) {
+        let defect = || Err(Error::new(Code::Internal, "deregistering memory broke off, a defect of this library"));
+        let outcome = outcome.get().cloned().unwrap_or_else(defect);
+        let answer = &mut answers[held.region];
+        *answer = std::mem::replace(answer, Ok(())).and(outcome);
+    }
+    answers
+}
+
+/// What giving a key back takes: no page has to be looked for.
+pub fn release_cost(pin: JobCost, held: &Held) -> Duration {
+    pin.of(held.length.div_ceil(pages::page_size())) / 2
+}

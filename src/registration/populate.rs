@@ -1,0 +1,144 @@
+//! Which pages of a range are there, by samples, and having the kernel provide the others.
+//!
+//! Pinning a page that is not there, or that is the common page of zeros, costs its allocation and clearing; devices that pin the same
+//! range at the same time all wait for the same pages. So absent pages are provided first, by several threads in parts that do not
+//! touch. That is skipped for pages that are there, where it would only cost: some samples tell. Whatever goes wrong here is left for
+//! the pinning to find and to report.
+
+use crate::sys::MemoryRange;
+use crate::sys::pages::{self, Page, Pagemap};
+
+/// Most samples of a range.
+pub const MOST_SAMPLES: u32 = 64;
+
+/// Which samples of a range found no page that is ready to be pinned. The range is cut into as many equal strides, one sample in each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residency {
+    /// At most [`MOST_SAMPLES`]; 0 if nothing is known.
+    pub samples: u32,
+    /// Bit i: the page in stride i was absent.
+    pub absent: u64,
+}
+
+impl Residency {
+    /// How many samples were absent.
+    pub fn absent_count(&self) -> u32 {
+        self.absent.count_ones()
+    }
+}
+
+/// Looks at a few pages of a range: fewer of short ones. One or two system calls for each, some 0.5 µs; nothing is faulted in.
+pub fn sample(range: MemoryRange) -> Residency {
+    let samples = (range.length() / pages::page_size() / 32).clamp(1, u64::from(MOST_SAMPLES)) as u32;
+    let stride = range.length() / u64::from(samples);
+    let pagemap = Pagemap::open().ok();
+    let mut shared = None;
+    let mut absent = 0;
+    for number in 0..samples {
+        let address = range.address() + u64::from(number) * stride + scatter(u64::from(number), stride);
+        let ready = match pagemap.as_ref().map(|pagemap| pagemap.page(address)) {
+            // The mapping is looked up once, for the first page that needs it.
+            Some(Ok(page)) => is_ready(page, || *shared.get_or_insert_with(|| pages::is_shared(address).unwrap_or(false))),
+            // It takes the page of zeros, and pages of a file that others have, for present; better than nothing.
+            _ => pages::is_in_memory(address).unwrap_or(true),
+        };
+        absent |= u64::from(!ready) << number;
+    }
+    Residency { samples, absent }
+}
+
+/// Whether pinning a page for writing finds it as it needs it. Not the page of zeros, nor one that is shared with a forked process or
+/// belongs to a file of which a private mapping gets its own copy.
+fn is_ready(page: Page, is_shared: impl FnOnce() -> bool) -> bool {
+    page.present && if page.file { is_shared() } else { page.exclusive }
+}
+
+/// A place within stride `number` that follows no pattern of the program's: every second page may be there.
+fn scatter(number: u64, stride: u64) -> u64 {
+    let mut value = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value ^= value >> 27;
+    value % stride.max(1)
+}
+
+/// Has the kernel provide the pages of one part. Whether that succeeds shows when it is pinned.
+pub fn populate(part: MemoryRange) {
+    if let Err(error) = pages::populate(part) {
+        tracing::debug!("[{:#x}, +{}) could not be populated before pinning: {error}", part.address(), part.length());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::pages::tests::{Mapping, memory_file};
+
+    const PAGES: usize = 64 * 32;
+
+    fn length() -> usize {
+        PAGES * pages::page_size() as usize
+    }
+
+    fn write(memory: &Mapping, step: usize) {
+        (0..PAGES).step_by(step).for_each(|page| memory.write(page * pages::page_size() as usize, 1));
+    }
+
+    #[test]
+    fn untouched_memory_is_absent_and_written_memory_is_not() {
+        let memory = Mapping::anonymous(length());
+        let untouched = sample(memory.range());
+        assert_eq!((untouched.samples, untouched.absent), (64, u64::MAX));
+        write(&memory, 1);
+        assert_eq!(sample(memory.range()).absent, 0);
+        assert_eq!(sample(memory.range().part(5, 4096).unwrap()).samples, 1);
+    }
+
+    #[test]
+    fn zeros_that_were_only_read_count_as_absent() {
+        let memory = Mapping::anonymous(length());
+        (0..PAGES).for_each(|page| assert_eq!(memory.read(page * pages::page_size() as usize), 0));
+        assert_eq!(sample(memory.range()).absent, u64::MAX);
+        populate(memory.range());
+        assert_eq!(sample(memory.range()).absent, 0);
+    }
+
+    #[test]
+    fn every_second_page_is_seen_as_about_half() {
+        let memory = Mapping::anonymous(length());
+        write(&memory, 2);
+        let half = sample(memory.range()).absent_count();
+        assert!((16..=48).contains(&half), "{half}");
+    }
+
+    #[test]
+    fn a_second_mapping_of_a_file_is_absent_until_populated() {
+        let file = memory_file(length() as u64);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let first = Mapping::new(length(), protection, libc::MAP_SHARED, Some(&file));
+        write(&first, 1);
+        assert_eq!(sample(first.range()).absent, 0);
+        let second = Mapping::new(length(), protection, libc::MAP_SHARED, Some(&file));
+        assert_eq!(sample(second.range()).absent, u64::MAX);
+        populate(second.range());
+        assert_eq!((sample(first.range()).absent, sample(second.range()).absent), (0, 0));
+    }
+
+    #[test]
+    fn a_private_mapping_of_a_file_is_ready_when_it_has_its_own_pages() {
+        let file = memory_file(length() as u64);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let private = Mapping::new(length(), protection, libc::MAP_PRIVATE, Some(&file));
+        (0..PAGES).for_each(|page| assert_eq!(private.read(page * pages::page_size() as usize), 0));
+        assert_eq!(sample(private.range()).absent, u64::MAX);
+        populate(private.range());
+        assert_eq!(sample(private.range()).absent, 0);
+    }
+
+    #[test]
+    fn samples_lie_within_their_stride() {
+        for stride in [1, 2, 4096, 1 << 30] {
+            assert!((0..64).all(|number| scatter(number, stride) < stride));
+        }
+        assert_eq!(scatter(3, 0), 0);
+    }
+}
