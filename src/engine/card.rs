@@ -65,6 +65,13 @@ impl Card {
         Ok(())
     }
 
+    /// What peers are told, but for the time.
+    #[cfg(test)]
+    pub fn publish_text(&self) -> String {
+        let text = self.describe().unwrap_or_default().concat();
+        text.split(r#","timestamp""#).next().unwrap_or_default().to_string()
+    }
+
     pub fn take_notifications(&self) -> Vec<Notification> {
         std::mem::take(&mut *self.letters.lock()).letters
     }

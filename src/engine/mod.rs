@@ -13,6 +13,8 @@
 
 mod card;
 mod periodic;
+#[cfg(all(test, feature = "rdma"))]
+mod rdma_tests;
 mod segments;
 #[cfg(test)]
 mod tests;
@@ -38,9 +40,9 @@ use crate::telemetry::{Counters, Throughput};
 use crate::topology::{Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 use crate::transport::local::LocalTransport;
-use crate::transport::tcp::TcpTransport;
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::{self, RdmaTransport};
+use crate::transport::tcp::TcpTransport;
 use crate::transport::{NicLoad, Segment, Transport};
 
 /// Metadata "server" of engines that find each other by address.

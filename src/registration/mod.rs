@@ -397,7 +397,9 @@ impl Registrar {
         for region in self.registry.live() {
             let range = region.range();
             // Nobody unregisters it meanwhile.
-            let Ok(_guards) = self.registry.read(|view| view.acquire(range.address(), range.length(), Access::Local)) else { continue };
+            let Ok(_guards) = self.registry.read(|view| view.acquire(range.address(), range.length(), Access::Local)) else {
+                continue;
+            };
             let chunks = region.registrations().map_or(&[][..], Registrations::chunks);
             let missing: Vec<_> = chunks.iter().filter(|chunk| chunk.key(position).is_none()).collect();
             for chunk in &missing {

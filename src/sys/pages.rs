@@ -131,6 +131,8 @@ pub(crate) mod tests {
 
     // SAFETY: the pointer is a number until somebody asks for the bytes.
     unsafe impl Send for Mapping {}
+    // SAFETY: as above; tests look at the bytes when nobody writes them.
+    unsafe impl Sync for Mapping {}
 
     impl Mapping {
         pub fn new(length: usize, protection: i32, flags: i32, file: Option<&File>) -> Mapping {

@@ -53,6 +53,7 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(status_at, 0)   /* the work request, by the same count, that ends with … */   \
 	X(status, IBV_WC_RETRY_EXC_ERR)                                                 \
 	X(hold, 0)        /* work is queued and does not run until this is 0 again */   \
+	X(flush, 1)       /* 0: a queue pair that fails keeps what is queued, until it is destroyed */ \
 	X(copy, 1)        /* 0: everything but the copy, to measure what callers cost */
 
 /* What a test may read, for each device. */
@@ -753,7 +754,7 @@ static struct work *take_waiting(struct pair *pair)
 static void fail_pair(struct pair *pair)
 {
 	pair->qp.state = IBV_QPS_ERR;
-	while (pair->waiting_count > 0) {
+	while (pair->waiting_count > 0 && pair->device->flush) {
 		struct work *work = take_waiting(pair);
 		complete(pair, work->id, IBV_WC_WR_FLUSH_ERR, work->opcode, 0);
 	}

@@ -156,7 +156,8 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
     if request.queue_pairs.len() != shared.config.queue_pairs_per_endpoint {
         return Err(count_mismatch(shared.config.queue_pairs_per_endpoint, request.queue_pairs.len()));
     }
-    let gid = GidAddress::parse_bytes(&request.gid).ok_or_else(|| format!("local_gid '{}' cannot be read", excerpt(&request.gid)))?;
+    let gid =
+        GidAddress::parse_bytes(&request.gid).ok_or_else(|| format!("local_gid '{}' cannot be read", excerpt(&request.gid)))?;
     // The first may be with queue pairs of a peer that has restarted.
     for _ in 0..2 {
         let (endpoint, fallout) = nic.passive_endpoint(&request.local_path);

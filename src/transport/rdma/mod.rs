@@ -34,8 +34,6 @@ mod message;
 mod nic;
 mod peer;
 mod plan;
-#[cfg(test)]
-mod tests;
 pub mod verbs;
 mod work;
 
@@ -120,8 +118,7 @@ impl Shared {
     }
 
     fn is_paused(&self, nic: usize, path: &Arc<str>, now: Instant) -> bool {
-        self.has_paused.load(Ordering::Relaxed)
-            && self.paused.read().get(&(nic, path.clone())).is_some_and(|until| now < *until)
+        self.has_paused.load(Ordering::Relaxed) && self.paused.read().get(&(nic, path.clone())).is_some_and(|until| now < *until)
     }
 
     fn pause(&self, nic: usize, path: Arc<str>) {

@@ -449,7 +449,9 @@ impl LocalNic {
         let first = self.next_queue.fetch_add(self.queue_pairs, Ordering::Relaxed);
         let made = Connection::new(&self.device, &self.queues, first, self.queue_pairs)?;
         let mut state = self.state.lock();
-        let Some(endpoint) = state.endpoints.get_mut(index as usize).and_then(Option::as_mut).filter(is_it) else { return Ok(None) };
+        let Some(endpoint) = state.endpoints.get_mut(index as usize).and_then(Option::as_mut).filter(is_it) else {
+            return Ok(None);
+        };
         // Another thread may have been faster.
         Ok(Some(endpoint.connection.get_or_insert(made).clone()))
     }
@@ -483,9 +485,7 @@ impl LocalNic {
             })
         };
         match found {
-            Some((index, id, connection)) if connection.is_linked_with(numbers) => {
-                (true, self.set_connected(index, id, true))
-            }
+            Some((index, id, connection)) if connection.is_linked_with(numbers) => (true, self.set_connected(index, id, true)),
             _ => (false, Fallout::default()),
         }
     }
@@ -523,12 +523,6 @@ impl LocalNic {
             locked.retire(index, fault);
         }
         locked.release()
-    }
-
-    /// How many endpoints there are.
-    #[cfg(test)]
-    pub fn endpoints(&self) -> usize {
-        self.state.lock().endpoints.iter().flatten().count()
     }
 }
 
@@ -653,7 +647,8 @@ impl Locked<'_> {
             let posted = match connection.pairs[pair].post(requests) {
                 Ok(()) => requests.len(),
                 Err(refused) => {
-                    let is_full = refused.error.raw_os_error() == Some(libc::ENOMEM) && endpoint.posted[pair] + refused.posted as u32 > 0;
+                    let is_full =
+                        refused.error.raw_os_error() == Some(libc::ENOMEM) && endpoint.posted[pair] + refused.posted as u32 > 0;
                     if !is_full {
                         fault = Some(refused.error);
                     }
@@ -845,7 +840,8 @@ impl Locked<'_> {
                 Phase::Retired(retirement) if now.saturating_duration_since(retirement.since) >= FLUSH_LIMIT => self.destroy(index),
                 Phase::AwaitsReady(since) if now.saturating_duration_since(*since) >= READY_LIMIT => {
                     let path = endpoint.path.clone();
-                    let text = format!("{path} has asked for a connection, and did not say within {READY_LIMIT:?} that it is ready");
+                    let text =
+                        format!("{path} has asked for a connection, and did not say within {READY_LIMIT:?} that it is ready");
                     self.fallout.pauses.push(path);
                     self.retire(index, Some(Error::new(Code::Endpoint, text)));
                 }

@@ -105,10 +105,16 @@ mod tests {
 
     #[test]
     fn entries_are_found_by_any_of_their_bytes_unless_they_are_not_for_peers() {
-        let buffer = |address, length, rkey: &[u32]| BufferDescriptor { name: "*".into(), address, length, lkey: vec![], rkey: rkey.into() };
+        let buffer =
+            |address, length, rkey: &[u32]| BufferDescriptor { name: "*".into(), address, length, lkey: vec![], rkey: rkey.into() };
         let descriptor = SegmentDescriptor {
             name: "host:1".into(),
-            buffers: vec![buffer(8192, 4096, &[1]), buffer(4096, 4096, &[2]), buffer(1 << 20, 10, &[]), buffer(u64::MAX - 9, 10, &[3])],
+            buffers: vec![
+                buffer(8192, 4096, &[1]),
+                buffer(4096, 4096, &[2]),
+                buffer(1 << 20, 10, &[]),
+                buffer(u64::MAX - 9, 10, &[3]),
+            ],
             devices: vec![DeviceDescriptor { name: "nic".into(), lid: 3, gid: "g".into() }],
             ..SegmentDescriptor::default()
         };

@@ -94,7 +94,8 @@ impl<'a> Planner<'a> {
         let (name, length, offset) = location;
         let location = location_at(name, length, offset);
         let shared = self.shared;
-        let is_usable = |nic: usize| shared.nics[nic].as_ref().is_some_and(|nic| nic.device.is_active()) && chunk.key(nic).is_some();
+        let is_usable =
+            |nic: usize| shared.nics[nic].as_ref().is_some_and(|nic| nic.device.is_active()) && chunk.key(nic).is_some();
         let shortest = STRIPE_SLICES * shared.config.slice_size;
         if span.attempt == 0 && span.local.length() >= 2 * shortest {
             let preferred: Vec<usize> = shared.choice.preferred(&location).iter().copied().filter(|nic| is_usable(*nic)).collect();

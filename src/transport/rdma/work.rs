@@ -149,7 +149,11 @@ impl Span {
         };
         Error::new(
             Code::Timeout,
-            format!("RDMA of {} bytes between {:#x} and {remote_address:#x} of the peer was given up: {text}", local.length(), local.address()),
+            format!(
+                "RDMA of {} bytes between {:#x} and {remote_address:#x} of the peer was given up: {text}",
+                local.length(),
+                local.address()
+            ),
         )
     }
 
