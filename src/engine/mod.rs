@@ -63,6 +63,9 @@ pub struct EngineOptions {
     pub auto_discover: bool,
 }
 
+/// What installing a transport changes of what peers are told.
+type HeaderChange = Box<dyn FnOnce(&mut SegmentHeader)>;
+
 /// How memory is registered.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
@@ -271,11 +274,10 @@ impl Engine {
         }
         let topology = topology.map(Topology::parse).transpose()?;
         let matrix = topology.clone().unwrap_or_else(|| self.topology.lock().clone());
-        let (transport, header) = match protocol {
+        let (transport, change_header) = match protocol {
             "tcp" => self.start_tcp()?,
             _ => self.start_rdma(matrix)?,
         };
-        *self.fetcher.own.write() = header.clone();
         if let Some(topology) = topology {
             *self.topology.lock() = topology;
         }
@@ -284,12 +286,15 @@ impl Engine {
         }
         self.card.add_acceptor(&transport);
         transports.push(transport);
-        self.card.publish(header);
+        // Both with the lock, as whoever changes it later does.
+        let mut own = self.fetcher.own.write();
+        change_header(&mut own);
+        self.card.publish(own.clone());
         Ok(())
     }
 
-    /// A transport that knows all live memory, and what peers are told once it is installed.
-    fn start_tcp(&self) -> Result<(Arc<dyn Transport>, SegmentHeader)> {
+    /// A transport that knows all live memory, and how what peers are told changes once it is installed.
+    fn start_tcp(&self) -> Result<(Arc<dyn Transport>, HeaderChange)> {
         let listener = Listener::draw_data(&self.config)?;
         let tcp = TcpTransport::start(
             listener.into_std()?,
@@ -298,13 +303,13 @@ impl Engine {
             self.watchers.clone(),
             &self.config,
         )?;
-        let own = self.fetcher.own.read().clone();
-        let header = SegmentHeader { tcp_data_port: tcp.port(), tcp_proto_version: 2, ..own };
-        Ok((tcp, header))
+        let port = tcp.port();
+        let change = move |header: &mut SegmentHeader| (header.tcp_data_port, header.tcp_proto_version) = (port, 2);
+        Ok((tcp, Box::new(change)))
     }
 
     #[cfg(feature = "rdma")]
-    fn start_rdma(&self, topology: Topology) -> Result<(Arc<dyn Transport>, SegmentHeader)> {
+    fn start_rdma(&self, topology: Topology) -> Result<(Arc<dyn Transport>, HeaderChange)> {
         let topology = match topology.nics().is_empty() {
             false => topology,
             true => Topology::find(&Machine::default(), &self.config.topology),
@@ -321,13 +326,13 @@ impl Engine {
         self.registrar.attach_live(&transport)?;
         let observer: Weak<dyn rdma::Observer> = self.this.clone();
         rdma.observe(observer);
-        let own = self.fetcher.own.read().clone();
         // Peers use the one protocol that a descriptor names, and can do more with this one.
-        Ok((transport, SegmentHeader { protocol: "rdma".into(), rdma: Some(rdma.header()), ..own }))
+        let change = move |header: &mut SegmentHeader| (header.protocol, header.rdma) = ("rdma".into(), Some(rdma.header()));
+        Ok((transport, Box::new(change)))
     }
 
     #[cfg(not(feature = "rdma"))]
-    fn start_rdma(&self, _topology: Topology) -> Result<(Arc<dyn Transport>, SegmentHeader)> {
+    fn start_rdma(&self, _topology: Topology) -> Result<(Arc<dyn Transport>, HeaderChange)> {
         let text = "this library was built without RDMA (Cargo feature rdma); install \"tcp\"";
         Err(Error::new(Code::NotImplemented, text))
     }
@@ -365,7 +370,14 @@ impl Engine {
     /// A description of the NICs and of what they serve, for people or as JSON.
     pub fn show_links(&self, json: bool) -> String {
         let topology = self.topology.lock().clone();
-        topology.show(&topology.links(&Machine::default(), self.config.rdma.port, self.config.rdma.gid_index), json)
+        let mut links = topology.links(&Machine::default(), self.config.rdma.port, self.config.rdma.gid_index);
+        let in_use: Vec<_> = self.transports.read().iter().flat_map(|transport| transport.links()).collect();
+        for link in &mut links {
+            if let Some(used) = in_use.iter().find(|used| used.device == link.device) {
+                *link = used.clone();
+            }
+        }
+        topology.show(&links, json)
     }
 
     /// Registers memory with all installed transports, and with those that are installed later.
@@ -689,13 +701,13 @@ impl BatchHost for Engine {
 
 #[cfg(feature = "rdma")]
 impl rdma::Observer for Engine {
-    fn header_changed(&self, header: crate::metadata::RdmaHeader) {
-        let header = {
-            let mut own = self.fetcher.own.write();
-            own.rdma = Some(header);
-            own.clone()
-        };
-        self.card.publish(header);
+    fn header_changed(&self, header: &dyn Fn() -> crate::metadata::RdmaHeader) {
+        let mut own = self.fetcher.own.write();
+        // Before that, whoever installs the transport asks for it.
+        if own.rdma.is_some() {
+            own.rdma = Some(header());
+            self.card.publish(own.clone());
+        }
     }
 
     fn device_returned(&self, device: usize) {

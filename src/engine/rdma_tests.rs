@@ -260,6 +260,31 @@ fn a_long_request_is_striped_over_two_nics_and_a_short_one_is_not() {
 }
 
 #[test]
+fn with_no_nic_left_transfers_fail_and_nothing_hangs() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    for nic in [0, 1] {
+        fake.set(nic, "port_state", PORT_ERROR.1);
+        fake.event(nic, PORT_ERROR.0);
+        wait_until("its queue pairs are gone", || fake.get(nic, "queue_pairs") == 0);
+        assert_eq!(bench.write().state, State::Failed);
+        fake.set(nic, "port_state", PORT_ACTIVE.1);
+        fake.event(nic, PORT_ACTIVE.0);
+        wait_until("it is used again", || bench.write().state == State::Completed);
+    }
+}
+
+#[test]
+fn nics_in_use_are_shown_as_such() {
+    let fake = Fake::new(1);
+    let shown: serde_json::Value = serde_json::from_str(&engine(&fake, &["fake0"]).show_links(true)).unwrap();
+    let nic = &shown["local_nics"][0];
+    assert_eq!((&nic["device"], &nic["source"], &nic["port"]), (&"fake0".into(), &"rdma_transport".into(), &1.into()));
+    assert_eq!(shown["topology"]["cpu:0"][0][0], "fake0");
+}
+
+#[test]
 fn the_load_of_a_nic_is_what_is_under_way_on_it() {
     let fake = Fake::new(2);
     let bench = Bench::on(&fake, 1 << 20);

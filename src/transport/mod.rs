@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
 use crate::sys::MemoryRange;
+use crate::topology::Link;
 pub use device::Device;
 
 /// Which way the bytes go, seen from the submitter.
@@ -128,6 +129,11 @@ pub trait Transport: Send + Sync {
 
     /// Somebody begins to wait without polling, and is counted among the watchers: nothing may be left to be moved by polls.
     fn watch(&self) {}
+
+    /// What is to be shown of the NICs that it uses.
+    fn links(&self) -> Vec<Link> {
+        Vec::new()
+    }
 
     /// What each of its NICs is doing.
     fn loads(&self) -> Vec<NicLoad> {

@@ -48,7 +48,7 @@ use parking_lot::{Mutex, RwLock};
 use self::device::Nic;
 use self::nic::{Fallout, LocalNic};
 use self::peer::Peer;
-use self::plan::{Planner, Refusal};
+use self::plan::{NotAtPeer, Planner};
 use self::verbs::AsyncEvent;
 use self::work::{Group, Span, Task};
 use super::{Device, NicLoad, Segment, Slice, Transport};
@@ -60,7 +60,7 @@ use crate::sys::MemoryRange;
 use crate::sys::background::Background;
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::telemetry::Counters;
-use crate::topology::{Machine, NicChoice, Topology};
+use crate::topology::{Link, Machine, NicChoice, Topology};
 
 /// How often deadlines are looked at while there is work.
 const TICK: Duration = Duration::from_millis(10);
@@ -81,8 +81,9 @@ const TOKEN_EVENT: u64 = 2;
 
 /// Who wants to know of changes. Implemented by the engine; called on a NIC's thread.
 pub trait Observer: Send + Sync {
-    /// What peers are told of the NICs has changed.
-    fn header_changed(&self, header: RdmaHeader);
+    /// What peers are told of the NICs has changed. `header` makes what they are to be told now: to be called with a lock held that keeps the
+    /// last one last.
+    fn header_changed(&self, header: &dyn Fn() -> RdmaHeader);
 
     /// The NIC at this place among [`Transport::devices`] can be used again, and does not know memory that was registered meanwhile.
     fn device_returned(&self, device: usize);
@@ -142,12 +143,12 @@ impl Shared {
         let mut missing = Vec::new();
         for span in spans {
             match planner.plan(span) {
-                Ok(()) | Err(Refusal::Ended) => {}
-                Err(Refusal::NotAtPeer(mut span)) if !span.has_missed => {
+                Ok(()) => {}
+                Err(NotAtPeer(mut span)) if !span.has_missed => {
                     span.has_missed = true;
                     missing.push(span);
                 }
-                Err(Refusal::NotAtPeer(span)) => {
+                Err(NotAtPeer(span)) => {
                     let text = format!(
                         "{} bytes at {:#x} of {} are not (all) registered there for remote access",
                         span.local.length(),
@@ -157,6 +158,9 @@ impl Shared {
                     span.end(Err(Error::new(Code::AddressNotRegistered, text)));
                 }
             }
+        }
+        for (span, error) in planner.ended {
+            span.end(Err(error));
         }
         for rail in planner.rails {
             if let Some(nic) = &self.nics[rail.nic] {
@@ -308,7 +312,7 @@ impl Shared {
 
     fn header_changed(&self) {
         if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
-            observer.header_changed(self.header());
+            observer.header_changed(&|| self.header());
         }
     }
 
@@ -669,6 +673,10 @@ impl Transport for RdmaTransport {
     fn forget(&self, segment: u64) {
         // Spans that are under way hold their peer; connections may be in use by the peer, too, and stay until there are too many.
         self.shared.peers.write().remove(&segment);
+    }
+
+    fn links(&self) -> Vec<Link> {
+        self.shared.nics().filter(|nic| nic.device.is_active()).map(|nic| nic.device.link()).collect()
     }
 
     fn loads(&self) -> Vec<NicLoad> {

@@ -27,13 +27,8 @@ pub(super) struct Rail {
     pub spans: Vec<Span>,
 }
 
-/// Why a span cannot go anywhere.
-pub(super) enum Refusal {
-    /// The peer's descriptor has no entry for it; a newer one may.
-    NotAtPeer(Span),
-    /// It is over: the error has been told.
-    Ended,
-}
+/// The peer's descriptor has no entry for it; a newer one may.
+pub(super) struct NotAtPeer(pub Span);
 
 /// Plans spans for one peer.
 pub(super) struct Planner<'a> {
@@ -43,34 +38,36 @@ pub(super) struct Planner<'a> {
     hint: usize,
     now: Instant,
     pub rails: Vec<Rail>,
+    /// Spans that are over. They are ended when nothing is locked.
+    pub ended: Vec<(Span, Error)>,
 }
 
 impl<'a> Planner<'a> {
     pub fn new(shared: &'a Shared, peer: &'a Peer) -> Planner<'a> {
-        Planner { shared, peer, view: peer.view(), hint: 0, now: Instant::now(), rails: Vec::new() }
+        Planner { shared, peer, view: peer.view(), hint: 0, now: Instant::now(), rails: Vec::new(), ended: Vec::new() }
     }
 
-    /// Puts a span, or its parts, on rails.
-    pub fn plan(&mut self, mut span: Span) -> std::result::Result<(), Refusal> {
+    /// Puts a span, or its parts, on rails, or among those that are over.
+    pub fn plan(&mut self, mut span: Span) -> Result<(), NotAtPeer> {
         if let Some(error) = span.task().doomed() {
-            span.end(Err(error));
-            return Err(Refusal::Ended);
+            self.ended.push((span, error));
+            return Ok(());
         }
         let group = span.group().clone();
         let guards = group.tasks[span.task_index()].guards.lock();
         // They are given back when the last span ends, and this one has not.
-        let Some(guards) = guards.as_ref() else { return Err(Refusal::Ended) };
+        let Some(guards) = guards.as_ref() else { return Ok(()) };
         let view = self.view.clone();
         let mut checked = 0;
         while checked < span.local.length() {
             let (address, remote) = (span.local.address() + checked, span.remote_address + checked);
             let (Some(chunk), Some(buffer)) = (find_chunk(guards, address), view.find(remote, &mut self.hint)) else {
                 if find_chunk(guards, address).is_some() {
-                    return Err(Refusal::NotAtPeer(span));
+                    return Err(NotAtPeer(span));
                 }
                 let text = format!("local memory at {address:#x} is not registered with any NIC");
-                span.end(Err(Error::new(Code::AddressNotRegistered, text)));
-                return Err(Refusal::Ended);
+                self.ended.push((span, Error::new(Code::AddressNotRegistered, text)));
+                return Ok(());
             };
             checked += length_in(chunk, address, buffer, remote).min(span.local.length() - checked);
         }
@@ -117,7 +114,7 @@ impl<'a> Planner<'a> {
             Some(nic) => self.put(span, nic, view, chunk, buffer),
             None => {
                 let text = format!("no NIC that knows local memory at {:#x} is active", span.local.address());
-                span.end(Err(Error::new(Code::DeviceNotFound, text)));
+                self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
             }
         }
     }
@@ -128,7 +125,7 @@ impl<'a> Planner<'a> {
         let (Some(key), Some(device)) = (chunk.key(nic), device) else {
             let name = self.peer.segment.descriptor().name.clone();
             let text = format!("{name} has no NIC that knows its memory at {:#x}", span.remote_address);
-            span.end(Err(Error::new(Code::DeviceNotFound, text)));
+            self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
             return;
         };
         let remote_key = buffer.rkey[device];
@@ -139,7 +136,7 @@ impl<'a> Planner<'a> {
                 span.local.length(),
                 span.remote_address
             );
-            span.end(Err(Error::new(Code::AddressNotRegistered, text)));
+            self.ended.push((span, Error::new(Code::AddressNotRegistered, text)));
             return;
         }
         (span.local_key, span.remote_key) = (key.lkey, remote_key);

@@ -920,8 +920,8 @@ impl QueuePair {
         })
     }
 
-    /// From ready to receive: sends, too. A peer that does not answer is given up after seven tries of 67 ms or more each, except by
-    /// devices that take seven for endless, as soft-RoCE does.
+    /// From ready to receive: sends, too. A peer that does not answer is given up after six tries of 67 ms or more each; soft-RoCE takes
+    /// seven for endless.
     pub fn start(&self, route: &Route) -> io::Result<()> {
         type Mask = ibv_qp_attr_mask;
         let mask = Mask::IBV_QP_TIMEOUT
@@ -931,7 +931,7 @@ impl QueuePair {
             | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(ibv_qp_state::IBV_QPS_RTS, mask, |attributes| {
             attributes.timeout = 14;
-            attributes.retry_cnt = 7;
+            attributes.retry_cnt = 6;
             attributes.rnr_retry = 7;
             attributes.max_rd_atomic = route.read_depth.1;
         })
