@@ -4,6 +4,8 @@ CARGO ?= cargo
 # Absolute, because the tests run cargo from other directories.
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(CARGO_TARGET_DIR)/release
+# Without the RDMA transport, and without what building it needs: make FEATURES=--no-default-features
+export FEATURES ?=
 
 BUILD := $(CURDIR)/build
 STAGE := $(BUILD)/stage
@@ -31,7 +33,7 @@ HEADERS := include/te.h include/transfer_engine_c.h
 .NOTPARALLEL:
 .PHONY: help build demo install uninstall stage clean setup-test lint unit abi abi-update loom ctests interop \
 	test test-sanitize test-sanitize-c test-sanitize-rust \
-	sanitized-thread sanitized-address test-miri test-all fuzz
+	sanitized-thread sanitized-address test-miri test-lab test-all fuzz
 
 help:
 	@echo 'make                 build the release library and the program te'
@@ -41,6 +43,7 @@ help:
 	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
 	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers; the Rust code, too, with a nightly toolchain'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
+	@echo 'make test-lab        the RDMA transport with the kernel'"'"'s own soft-RoCE and soft-iWARP devices, in a virtual machine'
 	@echo 'make test-all        all of these'
 	@echo 'make fuzz            every fuzz target for TIME=$(TIME) seconds, where a nightly toolchain and cargo-fuzz are'
 	@echo 'make abi             compare the binary interface with abi/transfer_engine.abi (abi-update: write that anew)'
@@ -48,11 +51,11 @@ help:
 
 build:
 	@scripts/setup build
-	$(CARGO) build --release --locked --workspace
+	$(CARGO) build --release --locked --workspace $(FEATURES)
 
 # Only when a source is newer than what was built: "sudo make install" must not need cargo.
 $(ARTEFACTS) &: $(SOURCES)
-	$(CARGO) build --release --locked --workspace
+	$(CARGO) build --release --locked --workspace $(FEATURES)
 	@touch $(ARTEFACTS)
 
 # --- install -----------------------------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ demo:
 test: setup-test lint unit abi loom ctests interop
 	@echo 'make test: passed'
 
-test-all: test test-sanitize test-miri
+test-all: test test-sanitize test-miri test-lab
 	@echo 'make test-all: passed'
 
 setup-test:
@@ -128,24 +131,24 @@ lint:
 	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
 		grep -qF "Rust $$version or later" README.md || { echo "README.md must say: Rust $$version or later" >&2; exit 1; }
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace $(FEATURES) --all-targets -- -D warnings
 
 unit:
-	MC_LOG_LEVEL=ERROR $(CARGO) test --locked --workspace
+	MC_LOG_LEVEL=ERROR $(CARGO) test --locked --workspace $(FEATURES)
 
 # Of the development build, because types are in full debug information only; the unit tests have built it already.
 abi_library = $(CARGO_TARGET_DIR)/debug/deps/libtransfer_engine.so
 abi: setup-test
-	$(CARGO) test --locked --workspace --no-run --quiet
+	$(CARGO) test --locked --workspace $(FEATURES) --no-run --quiet
 	scripts/abi check $(abi_library) abi/transfer_engine.abi
 
 abi-update: setup-test
-	$(CARGO) test --locked --workspace --no-run --quiet
+	$(CARGO) test --locked --workspace $(FEATURES) --no-run --quiet
 	scripts/abi update $(abi_library) abi/transfer_engine.abi
 
 # Every interleaving of in-flight guards against draining. A target directory of its own: the flag changes every crate.
 # A filter that matches nothing would pass, so here and below the tests are listed first.
-loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --lib loom_tests
+loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --no-default-features --lib loom_tests
 loom:
 	$(loom_test) -- --list | grep ': test$$'
 	$(loom_test)
@@ -203,10 +206,17 @@ sanitized-thread: setup-test stage
 sanitized-address: setup-test stage
 	$(call test_sanitized_rust,address,asan)
 
+# The machine boots in seconds where it can run guests, and in half a minute by emulation; the tests take a minute.
+test-lab: setup-test
+	scripts/rdma-lab --setup
+	@test=$$($(CARGO) test --locked --test rdma_lab --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
+		[ -n "$$test" ] || { $(CARGO) test --locked --test rdma_lab --no-run; exit 1; }; \
+		scripts/rdma-lab --devices rxe0,rxe1,siw0 -- "$$test" --ignored --test-threads 1
+
 # Tree borrows, because crossbeam-epoch itself stops under miri's default rules; leaks are its garbage that nobody collects at exit.
 miri_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
 	MIRIFLAGS='-Zmiri-tree-borrows -Zmiri-ignore-leaks -Zmiri-disable-isolation -Zmiri-permissive-provenance' \
-	$(CARGO) +nightly miri test --locked --lib registry::
+	$(CARGO) +nightly miri test --locked --no-default-features --lib registry::
 test-miri:
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		set -ex; $(miri_test) -- --list | grep ': test$$'; $(miri_test); \

@@ -78,6 +78,111 @@ pub struct Config {
     pub log_level: Level,
     /// Directory of the log file; standard error without.
     pub log_directory: Option<PathBuf>,
+    /// Which devices discovery finds and how they are chosen.
+    pub topology: TopologyConfig,
+    /// What only the RDMA transport reads.
+    pub rdma: RdmaConfig,
+}
+
+/// The part of the configuration about finding and choosing NICs.
+#[derive(Clone, Debug, Default)]
+pub struct TopologyConfig {
+    /// File with a NIC priority matrix that replaces discovery.
+    pub file: Option<PathBuf>,
+    /// Names of the NICs that discovery may use; all where it is empty.
+    pub filters: Vec<String>,
+    /// Whether NICs are chosen in turn instead of at random.
+    pub round_robin: bool,
+    /// Whether automatic discovery installs RDMA even where it finds no NIC.
+    pub force_rdma: bool,
+}
+
+/// The part of the configuration about the RDMA transport.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaConfig {
+    /// The verbs library to load: a path, or a name that the loader looks for.
+    pub library: PathBuf,
+    /// Port of each NIC, from 1.
+    pub port: u8,
+    /// Index in the port's GID table; chosen by the kinds of GIDs where not set.
+    pub gid_index: Option<u8>,
+    /// Index in the port's table of partition keys.
+    pub pkey_index: u16,
+    /// Completion queues per NIC; at least 1.
+    pub completion_queues: usize,
+    /// Entries of a completion queue.
+    pub completion_queue_entries: u32,
+    /// Endpoints per NIC.
+    pub max_endpoints: usize,
+    /// Queue pairs per endpoint, at least 1; peers must agree.
+    pub queue_pairs_per_endpoint: usize,
+    /// Pieces of local memory that a queue pair's work requests have room for.
+    pub max_pieces: u32,
+    /// Outstanding work requests per queue pair.
+    pub max_work_requests: u32,
+    /// Inline bytes that a queue pair's work requests have room for.
+    pub max_inline: u32,
+    /// Ceiling of the path MTU, in bytes.
+    pub mtu: u32,
+    /// Threads per NIC; at least 1.
+    pub workers: usize,
+    /// Bytes of a slice; at least 1.
+    pub slice_size: u64,
+    /// `MC_FRAGMENT_RATIO`: see [`RdmaConfig::fragment_limit`].
+    pub fragment_ratio: Option<u64>,
+    /// How often a slice is tried before it fails.
+    pub retry_count: u32,
+    /// Whether endpoints are evicted in order of age alone.
+    pub evict_oldest: bool,
+    /// Traffic class of the global route.
+    pub traffic_class: u8,
+    /// Service level.
+    pub service_level: u8,
+    /// Whether devices may order their writes to memory as they like.
+    pub relaxed_ordering: bool,
+    /// How many other GIDs are tried when a connection fails with EINVAL and the GID was chosen automatically.
+    pub gid_retries: u32,
+    /// How long a pair of NICs is not used after an error.
+    pub rail_pause: Duration,
+    /// How long a server is not connected to anew after an endpoint to it has ended.
+    pub reconnect_pause: Duration,
+    /// Host in the names of NICs that peers are told; the engine's own name without.
+    pub bind_address: Option<String>,
+    /// Whether the peer's NIC of the same name is preferred.
+    pub same_name_affinity: bool,
+    /// Whether `peer_affinity` holds.
+    pub use_peer_affinity: bool,
+    /// For NICs of this process, the peers' NICs to use.
+    pub peer_affinity: PeerAffinity,
+}
+
+impl RdmaConfig {
+    /// A slice takes the remainder of a request if it is longer than `slice_size` by at most this.
+    pub fn fragment_limit(&self) -> u64 {
+        match self.fragment_ratio {
+            Some(ratio) if ratio < self.slice_size => self.slice_size / ratio,
+            Some(_) => self.slice_size / 4,
+            None => 16384,
+        }
+    }
+}
+
+/// NICs of this process, and for each the peers' NICs to use.
+pub type PeerAffinity = Vec<(String, Vec<String>)>;
+
+/// Reads `mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2`.
+fn parse_peer_affinity(text: &str) -> PeerAffinity {
+    let entry = |part: &str| {
+        let (nic, peers) = part.split_once('=')?;
+        let peers: Vec<String> = parse_names(peers);
+        (!nic.trim().is_empty() && !peers.is_empty()).then(|| (nic.trim().to_string(), peers))
+    };
+    text.split(';').filter_map(entry).collect()
+}
+
+/// Reads names that are separated by commas.
+fn parse_names(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_string).collect()
 }
 
 impl Default for Config {
@@ -125,6 +230,8 @@ impl Config {
             metric_interval: Duration::ZERO,
             log_level: Level::ERROR,
             log_directory: None,
+            topology: TopologyConfig::default(),
+            rdma: RdmaConfig::default(),
         }
     }
 }
@@ -148,6 +255,8 @@ pub enum Section {
     Core,
     /// TCP transport; upstream's names.
     Tcp,
+    /// RDMA transport; upstream's names.
+    Rdma,
     /// What only this library has.
     Ours,
 }
@@ -158,6 +267,7 @@ impl Section {
         match self {
             Section::Core => "Core and metadata",
             Section::Tcp => "TCP",
+            Section::Rdma => "RDMA",
             Section::Ours => "This library's own",
         }
     }
@@ -352,12 +462,15 @@ const CORE: Variable = Variable {
     effect: None,
 };
 const TCP: Variable = Variable { section: Section::Tcp, ..CORE };
+const RDMA: Variable = Variable { section: Section::Rdma, ..CORE };
 const OURS: Variable = Variable { section: Section::Ours, ..CORE };
 
 const MIN_RPC_PORT: &str = "MC_MIN_RPC_PORT";
 const MAX_RPC_PORT: &str = "MC_MAX_RPC_PORT";
 /// Outside of the range from which Linux draws ports of outgoing connections, by default 32768 to 60999.
 const RPC_PORTS: Kind = Kind::Number(&[1024..=32767, 61000..=65535], Unit::One);
+/// What the loader looks for where nothing else is said.
+const VERBS_LIBRARY: &str = "libibverbs.so.1";
 /// Upstream's "greater than zero", bounded by what its 32-bit integers hold.
 const POSITIVE: RangeInclusive<u64> = 1..=i32::MAX as u64;
 
@@ -470,20 +583,33 @@ pub static VARIABLES: &[Variable] = &[
         effect: Some(|config, value| config.force_tcp = value.is_on()),
         ..CORE
     },
-    Variable { name: "MC_FORCE_HCA", help: "Automatic discovery installs RDMA even where it finds no device.", ..CORE },
+    Variable {
+        name: "MC_FORCE_HCA",
+        help: "Automatic discovery installs RDMA even where it finds no device.",
+        effect: Some(|config, value| config.topology.force_rdma = value.is_on()),
+        ..CORE
+    },
     Variable {
         name: "MC_CUSTOM_TOPO_JSON",
         kind: Kind::Path,
         help: "File with a NIC priority matrix that replaces automatic discovery.",
+        effect: Some(|config, value| config.topology.file = value.text().map(PathBuf::from)),
         ..CORE
     },
     Variable {
         name: "MC_TE_FILTERS",
         kind: Kind::Text,
         help: "Names of the devices that discovery may use, separated by commas; all without.",
+        effect: Some(|config, value| config.topology.filters = value.text().map(parse_names).unwrap_or_default()),
         ..CORE
     },
-    Variable { name: "MC_PATH_ROUNDROBIN", kind: Kind::Switch, help: "Choose RDMA devices in turn instead of at random.", ..CORE },
+    Variable {
+        name: "MC_PATH_ROUNDROBIN",
+        kind: Kind::Switch,
+        help: "Choose RDMA devices in turn instead of at random.",
+        effect: Some(|config, value| config.topology.round_robin = value.is_on()),
+        ..CORE
+    },
     Variable {
         name: "MC_SLICE_TIMEOUT",
         kind: Kind::Number(&[1..=65535], Unit::Seconds),
@@ -645,6 +771,245 @@ pub static VARIABLES: &[Variable] = &[
         ..TCP
     },
     Variable {
+        name: "MC_NUM_CQ_PER_CTX",
+        kind: Kind::Number(&[1..=255], Unit::One),
+        default: Preset::Text("1"),
+        help: "Completion queues per NIC.",
+        effect: Some(|config, value| config.rdma.completion_queues = value.number() as usize),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_NUM_COMP_CHANNELS_PER_CTX",
+        kind: Kind::Number(&[1..=255], Unit::One),
+        default: Preset::Text("1"),
+        help: "Completion channels per NIC; here each completion queue has what it needs.",
+        ..RDMA
+    },
+    Variable {
+        name: "MC_IB_PORT",
+        kind: Kind::Number(&[1..=255], Unit::One),
+        default: Preset::Text("1"),
+        help: "Port of each NIC.",
+        effect: Some(|config, value| config.rdma.port = value.number() as u8),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_GID_INDEX",
+        aliases: &["NCCL_IB_GID_INDEX"],
+        kind: Kind::Number(&[0..=255], Unit::One),
+        help: "Index in the GID table of each NIC; without it the best kind of GID is chosen.",
+        effect: Some(|config, value| config.rdma.gid_index = matches!(value, Value::Number(_)).then(|| value.number() as u8)),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_PKEY_INDEX",
+        kind: Kind::Number(&[0..=65535], Unit::One),
+        default: Preset::Text("0"),
+        help: "Index in the table of partition keys of each NIC.",
+        effect: Some(|config, value| config.rdma.pkey_index = value.number() as u16),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MAX_CQE_PER_CTX",
+        kind: Kind::Number(&[1..=65535], Unit::One),
+        default: Preset::Text("4096"),
+        help: "Entries of a completion queue.",
+        effect: Some(|config, value| config.rdma.completion_queue_entries = value.number() as u32),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MAX_EP_PER_CTX",
+        kind: Kind::Number(&[1..=65535], Unit::One),
+        default: Preset::Text("65535"),
+        help: "Connections to NICs of peers that a NIC keeps.",
+        effect: Some(|config, value| config.rdma.max_endpoints = value.number() as usize),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_NUM_QP_PER_EP",
+        kind: Kind::Number(&[1..=255], Unit::One),
+        default: Preset::Text("2"),
+        help: "Queue pairs per connection to a NIC of a peer; the peer must have as many.",
+        effect: Some(|config, value| config.rdma.queue_pairs_per_endpoint = value.number() as usize),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MAX_SGE",
+        kind: Kind::Number(&[1..=65535], Unit::One),
+        default: Preset::Text("4"),
+        help: "Pieces of memory that a work request of a queue pair has room for.",
+        effect: Some(|config, value| config.rdma.max_pieces = value.number() as u32),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MAX_WR",
+        kind: Kind::Number(&[1..=65535], Unit::One),
+        default: Preset::Text("256"),
+        help: "Work requests of a queue pair that may be under way.",
+        effect: Some(|config, value| config.rdma.max_work_requests = value.number() as u32),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MAX_INLINE",
+        kind: Kind::Number(&[0..=65535], Unit::Bytes),
+        default: Preset::Text("64"),
+        help: "Bytes that a work request of a queue pair can carry itself.",
+        effect: Some(|config, value| config.rdma.max_inline = value.number() as u32),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MTU",
+        kind: Kind::Choice(&["512", "1024", "2048", "4096"]),
+        default: Preset::Text("4096"),
+        help: "Largest path MTU in bytes; the port may allow less.",
+        effect: Some(|config, value| config.rdma.mtu = value.text().and_then(|text| text.parse().ok()).unwrap_or_default()),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_WORKERS_PER_CTX",
+        kind: Kind::Number(&[1..=8], Unit::One),
+        default: Preset::Text("2"),
+        help: "Threads per NIC.",
+        effect: Some(|config, value| config.rdma.workers = value.number() as usize),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_SLICE_SIZE",
+        kind: Kind::Number(&[POSITIVE], Unit::Bytes),
+        default: Preset::Text("65536"),
+        help: "Bytes of one work request.",
+        effect: Some(|config, value| config.rdma.slice_size = value.number()),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_FRAGMENT_RATIO",
+        kind: Kind::Number(&[POSITIVE], Unit::One),
+        help: "A request's last slice may be longer by MC_SLICE_SIZE divided by this; without it by 16384 bytes.",
+        effect: Some(|config, value| config.rdma.fragment_ratio = matches!(value, Value::Number(_)).then(|| value.number())),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_RETRY_CNT",
+        kind: Kind::Number(&[1..=127], Unit::One),
+        default: Preset::Text("9"),
+        help: "How often a slice is tried before its transfer fails.",
+        effect: Some(|config, value| config.rdma.retry_count = value.number() as u32),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_ENDPOINT_STORE_TYPE",
+        kind: Kind::Choice(&["FIFO", "SIEVE"]),
+        default: Preset::Text("SIEVE"),
+        help: "Which connection is given up when there are too many: the oldest, or the oldest that was not used lately.",
+        effect: Some(|config, value| config.rdma.evict_oldest = value.text() == Some("FIFO")),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_IB_TC",
+        kind: Kind::Number(&[0..=255], Unit::One),
+        help: "Traffic class; 0 without it.",
+        effect: Some(|config, value| config.rdma.traffic_class = value.number() as u8),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_IB_SL",
+        kind: Kind::Number(&[0..=15], Unit::One),
+        help: "Service level; 0 without it.",
+        effect: Some(|config, value| config.rdma.service_level = value.number() as u8),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_IB_PCI_RELAXED_ORDERING",
+        kind: Kind::Number(&[0..=2], Unit::One),
+        default: Preset::Text("1"),
+        help: "0 forbids devices to order their writes to memory as they like; 1 and 2 let those do so that can.",
+        effect: Some(|config, value| config.rdma.relaxed_ordering = value.number() != 0),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_AUTO_GID_MAX_RETRIES",
+        kind: Kind::Number(&[0..=16], Unit::One),
+        default: Preset::Text("2"),
+        help: "How many other GIDs are tried when connecting fails and MC_GID_INDEX is not set.",
+        effect: Some(|config, value| config.rdma.gid_retries = value.number() as u32),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_RDMA_RAIL_PAUSE_SECONDS",
+        kind: Kind::Number(&[1..=3599], Unit::Seconds),
+        default: Preset::Text("30"),
+        help: "How long a pair of NICs is not used after an error.",
+        effect: Some(|config, value| config.rdma.rail_pause = Duration::from_secs(value.number())),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_CONN_PAUSE_TTL_MS",
+        kind: Kind::Number(&[0..=600_000], Unit::Milliseconds),
+        default: Preset::Text("0"),
+        help: "How long a server is not connected to anew after a connection to it has ended.",
+        effect: Some(|config, value| config.rdma.reconnect_pause = Duration::from_millis(value.number())),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_RDMA_BIND_ADDRESS",
+        kind: Kind::Text,
+        help: "Host in the names of NICs that peers are told; the engine's own name without.",
+        effect: Some(|config, value| config.rdma.bind_address = value.text().map(str::to_string)),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_ENABLE_DEST_DEVICE_AFFINITY",
+        help: "Prefer the peer's NIC that has the name of the own one.",
+        effect: Some(|config, value| config.rdma.same_name_affinity = value.is_on()),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_ENABLE_HCA_PEER_AFFINITY",
+        kind: Kind::Switch,
+        help: "Use only the peers' NICs that MC_NIC_PEER_AFFINITY lists.",
+        effect: Some(|config, value| config.rdma.use_peer_affinity = value.is_on()),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_NIC_PEER_AFFINITY",
+        kind: Kind::Text,
+        help: "For NICs of this process, those of peers to use: mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2.",
+        effect: Some(|config, value| config.rdma.peer_affinity = value.text().map(parse_peer_affinity).unwrap_or_default()),
+        ..RDMA
+    },
+    Variable {
+        name: "MC_LOG_RDMA_SLICE_AFFINITY",
+        kind: Kind::Switch,
+        help: "Log which NICs slices take; here MC_LOG_LEVEL=TRACE shows it.",
+        ..RDMA
+    },
+    Variable {
+        name: "MC_TRACK_RDMA_POSTED_SLICES",
+        kind: Kind::Switch,
+        help: "Keep track of posted slices for diagnosis; here they are always tracked.",
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MLX5_QP_UDP_SPORTS",
+        kind: Kind::Text,
+        help: "UDP source ports of queue pairs, in upstream's builds with mlx5 direct verbs.",
+        ..RDMA
+    },
+    Variable {
+        name: "MC_MLX5_QP_LAG_PORT_BALANCE",
+        kind: Kind::Switch,
+        help: "Spread queue pairs over the ports of a bond, in upstream's builds with mlx5 direct verbs.",
+        ..RDMA
+    },
+    Variable {
+        name: "TE_LIBIBVERBS",
+        kind: Kind::Path,
+        default: Preset::Text(VERBS_LIBRARY),
+        help: "The verbs library to load: a path, or a name that the loader looks for.",
+        effect: Some(|config, value| config.rdma.library = value.text().unwrap_or(VERBS_LIBRARY).into()),
+        ..OURS
+    },
+    Variable {
         name: "TE_TCP_IO_THREADS",
         kind: Kind::Number(&[1..=64], Unit::One),
         default: Preset::CpusAtMost(4),
@@ -670,37 +1035,6 @@ pub static VARIABLES: &[Variable] = &[
 
 /// Names of upstream that this version does not read: the near-miss check knows them and keeps silent.
 static FOREIGN_NAMES: &[&str] = &[
-    "MC_NUM_CQ_PER_CTX",
-    "MC_NUM_COMP_CHANNELS_PER_CTX",
-    "MC_IB_PORT",
-    "MC_GID_INDEX",
-    "MC_PKEY_INDEX",
-    "MC_MAX_CQE_PER_CTX",
-    "MC_MAX_EP_PER_CTX",
-    "MC_NUM_QP_PER_EP",
-    "MC_MAX_SGE",
-    "MC_MAX_WR",
-    "MC_MAX_INLINE",
-    "MC_MTU",
-    "MC_WORKERS_PER_CTX",
-    "MC_SLICE_SIZE",
-    "MC_FRAGMENT_RATIO",
-    "MC_RETRY_CNT",
-    "MC_ENDPOINT_STORE_TYPE",
-    "MC_IB_TC",
-    "MC_IB_SL",
-    "MC_IB_PCI_RELAXED_ORDERING",
-    "MC_AUTO_GID_MAX_RETRIES",
-    "MC_RDMA_RAIL_PAUSE_SECONDS",
-    "MC_CONN_PAUSE_TTL_MS",
-    "MC_RDMA_BIND_ADDRESS",
-    "MC_ENABLE_DEST_DEVICE_AFFINITY",
-    "MC_ENABLE_HCA_PEER_AFFINITY",
-    "MC_NIC_PEER_AFFINITY",
-    "MC_LOG_RDMA_SLICE_AFFINITY",
-    "MC_TRACK_RDMA_POSTED_SLICES",
-    "MC_MLX5_QP_UDP_SPORTS",
-    "MC_MLX5_QP_LAG_PORT_BALANCE",
     "MC_INTRANODE_NVLINK",
     "MC_INTRA_NVLINK",
     "MC_FORCE_MNNVL",
@@ -912,6 +1246,7 @@ mod tests {
                 candidates.into_iter().find(|candidate| *candidate != default).unwrap().to_string()
             }
             Kind::Choice(words) => words[0].to_string(),
+            _ if variable.name == "MC_NIC_PEER_AFFINITY" => "a=b".to_string(),
             _ => "1".to_string(),
         }
     }
@@ -933,12 +1268,51 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_environment_gives_the_documented_defaults_of_rdma() {
+        let Config { topology, rdma, .. } = Config::default();
+        assert_eq!((topology.file, topology.filters.len(), topology.round_robin, topology.force_rdma), (None, 0, false, false));
+        assert_eq!((rdma.port, rdma.gid_index, rdma.pkey_index, rdma.mtu), (1, None, 0, 4096));
+        assert_eq!((rdma.completion_queues, rdma.completion_queue_entries, rdma.workers), (1, 4096, 2));
+        assert_eq!((rdma.queue_pairs_per_endpoint, rdma.max_work_requests, rdma.max_pieces, rdma.max_inline), (2, 256, 4, 64));
+        assert_eq!((rdma.slice_size, rdma.fragment_limit(), rdma.retry_count, rdma.gid_retries), (65536, 16384, 9, 2));
+        assert_eq!((rdma.traffic_class, rdma.service_level, rdma.relaxed_ordering, rdma.evict_oldest), (0, 0, true, false));
+        assert_eq!((rdma.rail_pause, rdma.reconnect_pause), (Duration::from_secs(30), Duration::ZERO));
+        assert_eq!(rdma.library.to_str(), Some(VERBS_LIBRARY));
+    }
+
+    #[test]
+    fn lists_of_names_are_read_with_blanks_trimmed() {
+        let config = environment(&[
+            ("MC_TE_FILTERS", " mlx5_0,mlx5_1 ,, "),
+            ("MC_NIC_PEER_AFFINITY", "a=b,c; d = e ;=f;g=;h"),
+            ("TE_LIBIBVERBS", ""),
+        ])
+        .config();
+        assert_eq!(config.topology.filters, ["mlx5_0", "mlx5_1"]);
+        let affinity = |nic: &str, peers: &[&str]| (nic.to_string(), peers.iter().map(|peer| peer.to_string()).collect::<Vec<_>>());
+        assert_eq!(config.rdma.peer_affinity, [affinity("a", &["b", "c"]), affinity("d", &["e"])]);
+        assert_eq!(config.rdma.library.to_str(), Some(VERBS_LIBRARY));
+    }
+
+    #[test]
+    fn the_last_slice_grows_by_the_ratio() {
+        let limit = |slice, ratio| {
+            let environment = environment(&[("MC_SLICE_SIZE", slice), ("MC_FRAGMENT_RATIO", ratio)]);
+            environment.config().rdma.fragment_limit()
+        };
+        assert_eq!((limit("65536", "8"), limit("1000", "1000"), limit("1000", "999")), (8192, 250, 1));
+        assert_eq!(environment(&[("MC_SLICE_SIZE", "1000")]).config().rdma.fragment_limit(), 16384);
+        assert_eq!(environment(&[("NCCL_IB_GID_INDEX", "3")]).config().rdma.gid_index, Some(3));
+    }
+
+    #[test]
     fn the_table_is_sound() {
         let mut names = BTreeSet::new();
         for variable in VARIABLES {
             for name in [variable.name].iter().chain(variable.aliases) {
                 assert!(names.insert(*name), "{name} is there twice");
-                assert!(name.starts_with("MC_") || name.starts_with("TE_"), "{name}");
+                let foreign = *name == "NCCL_IB_GID_INDEX";
+                assert!(name.starts_with("MC_") || name.starts_with("TE_") || foreign, "{name}");
                 assert!(!FOREIGN_NAMES.contains(name), "{name} is also among those that are not read");
             }
             assert!(variable.help.ends_with('.') && variable.help.len() > 10, "{} needs help", variable.name);

@@ -67,6 +67,7 @@ fn assemble_again(descriptor: SegmentDescriptor) {
         tcp_data_host: descriptor.tcp_data_host.clone(),
         tcp_data_port: descriptor.tcp_data_port,
         tcp_proto_version: descriptor.tcp_proto_version,
+        rdma: None,
     };
     // In blocks of two, as the registry keeps blocks of many, with an empty one in front.
     let mut blocks: Vec<Arc<str>> = vec!["".into()];

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use transfer_engine::Code;
-use transfer_engine::topology::Topology;
+use transfer_engine::topology::{Machine, Topology};
 
 /// One text.
 pub fn run(data: &[u8]) {
@@ -11,8 +11,9 @@ pub fn run(data: &[u8]) {
         Ok(topology) => topology,
         Err(error) => return assert_eq!(error.code(), Code::MalformedJson),
     };
-    assert!(topology.show(false).starts_with("=== Local NICs ===\n"));
-    let shown: Value = serde_json::from_str(&topology.show(true)).expect("it is JSON");
+    let links = topology.links(&Machine::at("/nowhere", "/nowhere"), 1, None);
+    assert!(topology.show(&links, false).starts_with("=== Local NICs ===\n"));
+    let shown: Value = serde_json::from_str(&topology.show(&links, true)).expect("it is JSON");
     let nics = shown["local_nics"].as_array().expect("it is a list");
     assert!(nics.iter().map(|nic| nic["device"].as_str()).eq(topology.nics().into_iter().map(Some)));
     if !shown["topology"].is_null() {

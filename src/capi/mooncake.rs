@@ -530,17 +530,27 @@ pub unsafe extern "C" fn genNotifyInEngine(engine: transfer_engine_t, target_id:
     })
 }
 
-/// Tells the load of each NIC: *count is the room in stats before, and the number of NICs after the call. At
-/// present none is told about. Returns 0, or -1 if an argument is NULL.
+/// Tells the load of each NIC: *count is the room in stats before, and the number of NICs, which may be more,
+/// after the call. None without RDMA. Returns 0, or -1 if an argument is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getNicLoadStats(engine: transfer_engine_t, stats: *mut nic_load_stat_t, count: *mut usize) -> c_int {
     // Of the functions with positive errors, only this one says -1 for NULL.
     if engine.is_null() || stats.is_null() || count.is_null() {
         return guard::call(guard::negative, || Err(guard::invalid("engine, stats or count is NULL")));
     }
-    positive(engine, |_| {
+    positive(engine, |engine| {
+        let loads = engine.nic_loads();
         // SAFETY: `count` is not NULL, and the caller passes a place for a number.
-        unsafe { count.write(0) };
+        let room = unsafe { count.replace(loads.len()) };
+        for (index, load) in loads.iter().take(room).enumerate() {
+            let mut device_name = [0; 64];
+            for (place, byte) in device_name[..63].iter_mut().zip(load.device.bytes()) {
+                *place = byte as c_char;
+            }
+            let (inflight_bytes, ewma_bandwidth_bps) = (load.bytes_in_flight, load.bytes_per_second);
+            // SAFETY: the caller has room for so many.
+            unsafe { stats.add(index).write(nic_load_stat { device_name, inflight_bytes, ewma_bandwidth_bps }) };
+        }
         Ok(())
     })
 }

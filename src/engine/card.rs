@@ -1,6 +1,6 @@
 //! What peers see of an engine: its descriptor and its letter box.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -9,6 +9,7 @@ use crate::handshake::{Notification, Service};
 use crate::metadata::SegmentHeader;
 use crate::registry::Registry;
 use crate::telemetry::Counters;
+use crate::transport::Transport;
 
 /// Most messages, and most bytes of messages, that are kept for an application that does not take them.
 const LETTERS: usize = 1 << 20;
@@ -27,11 +28,18 @@ pub(super) struct Card {
     /// `None` until a transport is installed.
     header: RwLock<Option<SegmentHeader>>,
     letters: Mutex<Letters>,
+    /// Who may answer connection requests.
+    acceptors: RwLock<Vec<Weak<dyn Transport>>>,
 }
 
 impl Card {
     pub fn new(registry: Arc<Registry>, counters: Arc<Counters>) -> Card {
-        Card { registry, counters, header: RwLock::default(), letters: Mutex::default() }
+        Card { registry, counters, header: RwLock::default(), letters: Mutex::default(), acceptors: RwLock::default() }
+    }
+
+    /// Has the transport asked when a peer wants to connect.
+    pub fn add_acceptor(&self, transport: &Arc<dyn Transport>) {
+        self.acceptors.write().push(Arc::downgrade(transport));
     }
 
     /// Shows peers a descriptor with this header from now on.
@@ -57,6 +65,13 @@ impl Card {
         Ok(())
     }
 
+    /// What peers are told, but for the time.
+    #[cfg(test)]
+    pub fn publish_text(&self) -> String {
+        let text = self.describe().unwrap_or_default().concat();
+        text.split(r#","timestamp""#).next().unwrap_or_default().to_string()
+    }
+
     pub fn take_notifications(&self) -> Vec<Notification> {
         std::mem::take(&mut *self.letters.lock()).letters
     }
@@ -66,20 +81,15 @@ impl Service for Card {
     fn describe(&self) -> Option<Vec<Arc<str>>> {
         let header = self.header.read();
         let header = header.as_ref()?;
-        // Memory that is not for peers is not their business.
-        let encode = |region: &crate::registry::Region, out: &mut String| {
-            if region.remote_accessible() {
-                header.encode_buffer(region, out);
-            }
-        };
-        Some(header.assemble(self.registry.published(&encode)))
+        Some(header.assemble(self.registry.published(&|region, out| header.encode_buffer(region, out))))
     }
 
     fn notify(&self, notification: Notification) -> bool {
         self.receive(notification).is_ok()
     }
 
-    fn connect(&self, _request: &serde_json::Value) -> Option<serde_json::Value> {
-        None
+    fn connect(&self, request: &serde_json::Value) -> Option<serde_json::Value> {
+        let acceptors = self.acceptors.read().clone();
+        acceptors.iter().filter_map(Weak::upgrade).find_map(|transport| transport.accept(request))
     }
 }

@@ -8,11 +8,13 @@
 //! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Everything else
 //! has its locks in the rooms.
 //!
-//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one more each if
+//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one more each if
 //! `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and for notifications come and go.
 
 mod card;
 mod periodic;
+#[cfg(all(test, feature = "rdma"))]
+mod rdma_tests;
 mod segments;
 #[cfg(test)]
 mod tests;
@@ -35,11 +37,13 @@ use crate::registry::{Region, RegionOptions, RegistrationCost, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
-use crate::topology::Topology;
+use crate::topology::{Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 use crate::transport::local::LocalTransport;
+#[cfg(feature = "rdma")]
+use crate::transport::rdma::{self, RdmaTransport};
 use crate::transport::tcp::TcpTransport;
-use crate::transport::{Segment, Transport, Watchers};
+use crate::transport::{NicLoad, Segment, Transport, Watchers};
 
 /// Metadata "server" of engines that find each other by address.
 pub const PEER_TO_PEER: &str = "P2PHANDSHAKE";
@@ -58,6 +62,9 @@ pub struct EngineOptions {
     /// Install the best transport there is at once.
     pub auto_discover: bool,
 }
+
+/// What installing a transport changes of what peers are told.
+type HeaderChange = Box<dyn FnOnce(&mut SegmentHeader)>;
 
 /// How memory is registered.
 #[derive(Clone, Debug)]
@@ -170,6 +177,7 @@ impl Engine {
             tcp_data_host: host,
             tcp_data_port: 0,
             tcp_proto_version: 1,
+            rdma: None,
         };
         let counters = Arc::new(Counters::default());
         let registry = Arc::new(Registry::new());
@@ -202,10 +210,10 @@ impl Engine {
             config,
         });
         if options.auto_discover {
-            engine.discover_topology()?;
+            *engine.topology.lock() = Topology::find(&Machine::default(), &engine.config.topology);
         }
         if options.auto_discover || engine.config.force_tcp {
-            engine.install_transport("tcp", None)?;
+            engine.install_best()?;
         }
         if let Some(interval) = engine.config.metadata_refresh_interval {
             let refresh = |engine: &Engine| drop(engine.refresh_all_segments());
@@ -248,27 +256,44 @@ impl Engine {
         }
     }
 
-    /// Installs `tcp`, or does nothing if it is installed. All memory registered so far becomes known to it. On an error nothing has
+    /// Installs `tcp` or `rdma`, or does nothing if it is installed. All memory registered so far becomes known to it. On an error nothing has
     /// changed. `topology`: a NIC priority matrix as JSON, which replaces the one at hand.
     ///
-    /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen.
+    /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen, DeviceNotFound where
+    /// there is no NIC that can be used, and what a device answers to memory that is registered already.
     pub fn install_transport(&self, protocol: &str, topology: Option<&str>) -> Result<()> {
         let mut transports = self.transports.write();
         self.check_open()?;
         if transports.iter().any(|transport| transport.protocol() == protocol) {
             return Ok(());
         }
-        match protocol {
-            "tcp" => {}
-            "rdma" => {
-                let text = "the rdma transport is not part of this version; install \"tcp\"";
-                return Err(Error::new(Code::NotImplemented, text));
-            }
-            other => {
-                return Err(Error::new(Code::NotImplemented, format!("there is no transport named '{other}'; install \"tcp\"")));
-            }
+        if !["tcp", "rdma"].contains(&protocol) {
+            let text = format!("there is no transport named '{protocol}'; install \"tcp\" or \"rdma\"");
+            return Err(Error::new(Code::NotImplemented, text));
         }
         let topology = topology.map(Topology::parse).transpose()?;
+        let matrix = topology.clone().unwrap_or_else(|| self.topology.lock().clone());
+        let (transport, change_header) = match protocol {
+            "tcp" => self.start_tcp()?,
+            _ => self.start_rdma(matrix)?,
+        };
+        if let Some(topology) = topology {
+            *self.topology.lock() = topology;
+        }
+        if transports.is_empty() {
+            transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
+        }
+        self.card.add_acceptor(&transport);
+        transports.push(transport);
+        // Both with the lock, as whoever changes it later does.
+        let mut own = self.fetcher.own.write();
+        change_header(&mut own);
+        self.card.publish(own.clone());
+        Ok(())
+    }
+
+    /// A transport that knows all live memory, and how what peers are told changes once it is installed.
+    fn start_tcp(&self) -> Result<(Arc<dyn Transport>, HeaderChange)> {
         let listener = Listener::draw_data(&self.config)?;
         let tcp = TcpTransport::start(
             listener.into_std()?,
@@ -277,21 +302,56 @@ impl Engine {
             self.watchers.clone(),
             &self.config,
         )?;
-        let transport: Arc<dyn Transport> = tcp.clone();
-        self.registrar.attach_live(&transport)?;
-        let header = {
-            let mut own = self.fetcher.own.write();
-            own.tcp_data_port = tcp.port();
-            own.tcp_proto_version = 2;
-            own.clone()
+        let port = tcp.port();
+        let change = move |header: &mut SegmentHeader| (header.tcp_data_port, header.tcp_proto_version) = (port, 2);
+        Ok((tcp, Box::new(change)))
+    }
+
+    #[cfg(feature = "rdma")]
+    fn start_rdma(&self, topology: Topology) -> Result<(Arc<dyn Transport>, HeaderChange)> {
+        let topology = match topology.nics().is_empty() {
+            false => topology,
+            true => Topology::find(&Machine::default(), &self.config.topology),
         };
-        if let Some(topology) = topology {
-            *self.topology.lock() = topology;
+        let rdma = RdmaTransport::start(
+            &self.name,
+            topology,
+            self.registry.clone(),
+            self.counters.clone(),
+            self.watchers.clone(),
+            &self.config,
+        )?;
+        let transport: Arc<dyn Transport> = rdma.clone();
+        self.registrar.attach_live(&transport)?;
+        let observer: Weak<dyn rdma::Observer> = self.this.clone();
+        rdma.observe(observer);
+        // Peers use the one protocol that a descriptor names, and can do more with this one.
+        let change = move |header: &mut SegmentHeader| (header.protocol, header.rdma) = ("rdma".into(), Some(rdma.header()));
+        Ok((transport, Box::new(change)))
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    fn start_rdma(&self, _topology: Topology) -> Result<(Arc<dyn Transport>, HeaderChange)> {
+        let text = "this library was built without RDMA (Cargo feature rdma); install \"tcp\"";
+        Err(Error::new(Code::NotImplemented, text))
+    }
+
+    /// What each NIC is doing; nothing without RDMA.
+    pub fn nic_loads(&self) -> Vec<NicLoad> {
+        self.transports.read().iter().flat_map(|transport| transport.loads()).collect()
+    }
+
+    /// Installs RDMA where the topology names a NIC and it can be used, else TCP.
+    fn install_best(&self) -> Result<()> {
+        let config = &self.config;
+        let has_nic = !self.topology.lock().nics().is_empty();
+        if !config.force_tcp && (has_nic || config.topology.force_rdma) {
+            match self.install_transport("rdma", None) {
+                Err(_) if !config.topology.force_rdma => tracing::warn!("RDMA cannot be used; TCP is installed instead"),
+                outcome => return outcome,
+            }
         }
-        transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
-        transports.push(transport);
-        self.card.publish(header);
-        Ok(())
+        self.install_transport("tcp", None)
     }
 
     /// Whether the transport is installed.
@@ -302,13 +362,21 @@ impl Engine {
     /// Finds out which NICs serve which memory, for [`Engine::show_links`].
     pub fn discover_topology(&self) -> Result<()> {
         self.check_open()?;
-        *self.topology.lock() = Topology::discover();
+        *self.topology.lock() = Topology::discover(&Machine::default(), &self.config.topology.filters);
         Ok(())
     }
 
     /// A description of the NICs and of what they serve, for people or as JSON.
     pub fn show_links(&self, json: bool) -> String {
-        self.topology.lock().show(json)
+        let topology = self.topology.lock().clone();
+        let mut links = topology.links(&Machine::default(), self.config.rdma.port, self.config.rdma.gid_index);
+        let in_use: Vec<_> = self.transports.read().iter().flat_map(|transport| transport.links()).collect();
+        for link in &mut links {
+            if let Some(used) = in_use.iter().find(|used| used.device == link.device) {
+                *link = used.clone();
+            }
+        }
+        topology.show(&links, json)
     }
 
     /// Registers memory with all installed transports, and with those that are installed later.
@@ -626,6 +694,30 @@ impl BatchHost for Engine {
                 }
             }
             drop(after);
+        });
+    }
+}
+
+#[cfg(feature = "rdma")]
+impl rdma::Observer for Engine {
+    fn header_changed(&self, header: &dyn Fn() -> crate::metadata::RdmaHeader) {
+        let mut own = self.fetcher.own.write();
+        // Before that, whoever installs the transport asks for it.
+        if own.rdma.is_some() {
+            own.rdma = Some(header());
+            self.card.publish(own.clone());
+        }
+    }
+
+    fn device_returned(&self, device: usize) {
+        let this = self.this.clone();
+        // Without a thread the device stays without what was registered meanwhile, and the others do its work.
+        let _ = self.background.run(move || {
+            let Some(engine) = this.upgrade() else { return };
+            // Registrations that have begun without the device have ended when the lock is had.
+            drop(engine.transports.write());
+            let transports = engine.transports.read();
+            engine.registrar.attach_device(device, &transports);
         });
     }
 }

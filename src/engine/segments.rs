@@ -81,6 +81,10 @@ impl Segment for RemoteSegment {
         Ok(descriptor)
     }
 
+    fn request_connection(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
+        self.fetcher.client.request_connection(&self.address, request)
+    }
+
     fn host(&self) -> Result<String> {
         let descriptor = self.descriptor();
         if !descriptor.tcp_data_host.is_empty() {

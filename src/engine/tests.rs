@@ -224,6 +224,7 @@ impl Name {
             tcp_data_host: String::new(),
             tcp_data_port,
             tcp_proto_version: 2,
+            rdma: None,
         });
     }
 

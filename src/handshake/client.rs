@@ -17,7 +17,7 @@ use super::address::{HostPort, is_ipv6_literal};
 use super::frame::{self, Fault, Kind};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
-use crate::metadata::{excerpt, write_json_string};
+use crate::metadata::{excerpt, write_json, write_json_string};
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::sys::event::EventFd;
 
@@ -102,6 +102,19 @@ impl Client {
                 Some(_) => Err(malformed(peer, &reply, "notify_msg is no text")),
             },
             Ok(Value::Null) => Err(refused_notification(peer)),
+            Ok(_) => Err(malformed(peer, &reply, "it is no object")),
+            Err(error) => Err(malformed(peer, &reply, &error.to_string())),
+        }
+    }
+
+    /// Sends an RDMA connection request and returns the reply, both JSON objects. What the reply says is not looked at.
+    pub fn request_connection(&self, peer: &HostPort, request: &Value) -> Result<Value> {
+        let mut body = String::new();
+        write_json(request, &mut body);
+        body.push('\n');
+        let reply = self.exchange(peer, Kind::Connection, &body)?;
+        match serde_json::from_slice::<Value>(&reply) {
+            Ok(answer @ Value::Object(_)) => Ok(answer),
             Ok(_) => Err(malformed(peer, &reply, "it is no object")),
             Err(error) => Err(malformed(peer, &reply, &error.to_string())),
         }

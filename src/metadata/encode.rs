@@ -3,10 +3,10 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::SegmentHeader;
-use crate::registry::Region;
+use super::{DeviceDescriptor, SegmentHeader};
+use crate::registry::{Chunk, MemoryKey, Region, Registrations};
 use crate::sys::clock;
 
 impl SegmentHeader {
@@ -27,11 +27,24 @@ impl SegmentHeader {
     }
 
     fn tail(&self, timestamp: &str) -> String {
-        let mut out = String::from(r#"],"name":"#);
+        let mut out = String::from("]");
+        if let Some(rdma) = &self.rdma {
+            out.push_str(r#","devices":"#);
+            let device = |device: &DeviceDescriptor| json!({"name": device.name, "lid": device.lid, "gid": device.gid});
+            write_json(&rdma.devices.iter().map(device).collect(), &mut out);
+        }
+        out.push_str(r#","name":"#);
         write_json_string(&self.name, &mut out);
+        if let Some(rdma) = &self.rdma {
+            out.push_str(r#","priority_matrix":"#);
+            let matrix = if rdma.priority_matrix.is_empty() { Value::Null } else { json!(rdma.priority_matrix) };
+            write_json(&matrix, &mut out);
+        }
         out.push_str(r#","protocol":"#);
         write_json_string(&self.protocol, &mut out);
-        out.push_str(r#","rdma_server_name":"","tcp_data_host":"#);
+        out.push_str(r#","rdma_server_name":"#);
+        write_json_string(self.rdma.as_ref().map_or("", |rdma| &rdma.server_name), &mut out);
+        out.push_str(r#","tcp_data_host":"#);
         write_json_string(&self.tcp_data_host, &mut out);
         let _ = write!(out, r#","tcp_data_port":{},"tcp_proto_version":{}"#, self.tcp_data_port, self.tcp_proto_version);
         out.push_str(r#","timestamp":"#);
@@ -40,10 +53,22 @@ impl SegmentHeader {
         out
     }
 
-    /// Appends the TCP form of one entry.
+    /// Appends what peers are told of one region: for TCP an entry; for RDMA an entry for each chunk, joined by commas, with one key for each
+    /// device, 0 where it is gone. Nothing where peers may not touch it and TCP would be the way.
     pub fn encode_buffer(&self, region: &Region, out: &mut String) {
-        let range = region.range();
-        self.write_buffer(range.address(), range.length(), out);
+        if self.rdma.is_none() {
+            if region.remote_accessible() {
+                let range = region.range();
+                self.write_buffer(range.address(), range.length(), out);
+            }
+            return;
+        }
+        for (index, chunk) in region.registrations().map_or(&[][..], Registrations::chunks).iter().enumerate() {
+            if index > 0 {
+                out.push(',');
+            }
+            write_chunk(chunk, region.location(), region.remote_accessible(), out);
+        }
     }
 
     fn write_buffer(&self, address: u64, length: u64, out: &mut String) {
@@ -51,6 +76,25 @@ impl SegmentHeader {
         write_json_string(&self.name, out);
         out.push('}');
     }
+}
+
+/// Appends the RDMA form of one entry.
+fn write_chunk(chunk: &Chunk, location: &str, remote_accessible: bool, out: &mut String) {
+    let (address, length) = (chunk.range().address(), chunk.range().length());
+    let write_keys = |count: usize, key: fn(&MemoryKey) -> u32, out: &mut String| {
+        for device in 0..count {
+            let comma = if device > 0 { "," } else { "" };
+            let _ = write!(out, "{comma}{}", chunk.key(device).as_ref().map_or(0, key));
+        }
+    };
+    let _ = write!(out, r#"{{"addr":{address},"length":{length},"lkey":["#);
+    write_keys(chunk.device_count(), |key| key.lkey, out);
+    out.push_str(r#"],"name":"#);
+    // An entry without a name would have peers refuse the whole.
+    write_json_string(if location.is_empty() { "*" } else { location }, out);
+    out.push_str(r#","rkey":["#);
+    write_keys(if remote_accessible { chunk.device_count() } else { 0 }, |key| key.rkey, out);
+    out.push_str("]}");
 }
 
 /// Appends a string with its quotes. Everything beyond ASCII becomes `\uXXXX`, in two parts where UTF-16 needs two.
@@ -126,7 +170,7 @@ mod tests {
 
     fn header(name: &str, tcp_data_port: u16) -> SegmentHeader {
         let tcp_data_host = name.rsplit_once(':').unwrap().0.into();
-        SegmentHeader { name: name.into(), protocol: "tcp".into(), tcp_data_host, tcp_data_port, tcp_proto_version: 2 }
+        SegmentHeader { name: name.into(), protocol: "tcp".into(), tcp_data_host, tcp_data_port, tcp_proto_version: 2, rdma: None }
     }
 
     /// Published by mooncake-transfer-engine-non-cuda 0.3.13.post1 for one region of 8192 bytes.
@@ -174,6 +218,52 @@ mod tests {
         let mut out = String::new();
         write_json(&value, &mut out);
         assert_eq!(out, r#"{"a":{"\u00e9":"\n"},"e":[],"o":{},"z":[1,-2,1.5,true,null]}"#);
+    }
+
+    fn chunk(address: u64, length: u64, keys: &[Option<MemoryKey>]) -> Chunk {
+        // SAFETY: nobody touches these addresses.
+        #[allow(unsafe_code)]
+        let range = unsafe { crate::sys::MemoryRange::new(address, length) }.unwrap();
+        Chunk::new(range, keys)
+    }
+
+    /// The form that upstream's metadata classes give.
+    #[test]
+    fn rdma_entries_have_one_key_for_each_device() {
+        let keys = [Some(MemoryKey { lkey: 7, rkey: 4294967295, handle: 1 }), None];
+        let mut out = String::new();
+        write_chunk(&chunk(4096, 8192, &keys), "cpu:0", true, &mut out);
+        out.push(',');
+        write_chunk(&chunk(65536, 1, &keys), "", false, &mut out);
+        let expected = concat!(
+            r#"{"addr":4096,"length":8192,"lkey":[7,0],"name":"cpu:0","rkey":[4294967295,0]},"#,
+            r#"{"addr":65536,"length":1,"lkey":[7,0],"name":"*","rkey":[]}"#
+        );
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn rdma_documents_name_devices_and_their_priorities() {
+        let device = |name: &str, lid| DeviceDescriptor { name: name.into(), lid, gid: "00:01".into() };
+        let mut rdma = super::super::RdmaHeader {
+            server_name: "10.0.0.2:15234".into(),
+            devices: vec![device("mlx5_0", 0), device("mlx5_1", 7)],
+            priority_matrix: [("cpu:0".to_string(), (vec!["mlx5_0".to_string()], vec!["mlx5_1".to_string()]))].into(),
+        };
+        let header = |rdma| SegmentHeader { protocol: "rdma".into(), rdma: Some(rdma), ..header("10.0.0.1:15234", 0) };
+        let written = header(rdma.clone()).tail("now");
+        let expected = concat!(
+            r#"],"devices":[{"gid":"00:01","lid":0,"name":"mlx5_0"},{"gid":"00:01","lid":7,"name":"mlx5_1"}],"name":"10.0.0.1:15234","#,
+            r#""priority_matrix":{"cpu:0":[["mlx5_0"],["mlx5_1"]]},"protocol":"rdma","rdma_server_name":"10.0.0.2:15234","#,
+            r#""tcp_data_host":"10.0.0.1","tcp_data_port":0,"tcp_proto_version":2,"timestamp":"now"}"#,
+            "\n"
+        );
+        assert_eq!(written, expected);
+        let decoded = SegmentDescriptor::decode(format!(r#"{{"buffers":[{written}"#).as_bytes(), &"a peer").unwrap();
+        assert_eq!((&decoded.devices, &decoded.priority_matrix), (&rdma.devices, &rdma.priority_matrix));
+        assert_eq!(decoded.rdma_server_name, rdma.server_name);
+        rdma.priority_matrix.clear();
+        assert!(header(rdma).tail("now").contains(r#""priority_matrix":null"#));
     }
 
     #[test]

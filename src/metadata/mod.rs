@@ -37,7 +37,7 @@ pub struct SegmentDescriptor {
     /// NICs; keys of buffers are in this order.
     pub devices: Vec<DeviceDescriptor>,
     /// Location -> (preferred NICs, available NICs).
-    pub priority_matrix: BTreeMap<String, (Vec<String>, Vec<String>)>,
+    pub priority_matrix: PriorityMatrix,
 }
 
 /// One registered range of a peer.
@@ -79,7 +79,23 @@ pub struct SegmentHeader {
     pub tcp_data_port: u16,
     /// 2 with the TCP transport, else 1.
     pub tcp_proto_version: u32,
+    /// What the RDMA transport adds, once it is installed; entries then have RDMA's form.
+    pub rdma: Option<RdmaHeader>,
 }
+
+/// What a process with RDMA publishes beside its buffers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RdmaHeader {
+    /// Server part of the NIC paths.
+    pub server_name: String,
+    /// All NICs, those that are gone included, in the order of the keys.
+    pub devices: Vec<DeviceDescriptor>,
+    /// Location -> (preferred NICs, available NICs); only NICs that can be used.
+    pub priority_matrix: PriorityMatrix,
+}
+
+/// Location -> (preferred NICs, available NICs).
+pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
 
 /// The beginning of a text that a stranger sent, fit for a line in the log.
 pub(crate) fn excerpt(text: &str) -> String {

@@ -29,7 +29,7 @@ use self::populate::Residency;
 use self::workers::Workers;
 use crate::config::{Config, Parallelism};
 use crate::error::{Code, Error, Result};
-use crate::registry::{Region, RegionOptions, RegistrationCost, Registrations, Registry, Removal, Reservation};
+use crate::registry::{Access, Region, RegionOptions, RegistrationCost, Registrations, Registry, Removal, Reservation};
 use crate::sys::pages::{self, Pagemap};
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::Counters;
@@ -401,6 +401,30 @@ impl Registrar {
                     error = Error::quiet(error.code(), format!("{}; {text}", error.message()));
                 }
                 Err(error)
+            }
+        }
+    }
+
+    /// Makes all live regions known to a device that has come back; `position` is its place among those of the transports. What it refuses
+    /// is logged, and stays with the other devices. Peers see the new keys.
+    pub fn attach_device(&self, position: usize, transports: &[Arc<dyn Transport>]) {
+        let Some(device) = transports.iter().flat_map(|transport| transport.devices()).nth(position) else { return };
+        for region in self.registry.live() {
+            let range = region.range();
+            // Nobody unregisters it meanwhile.
+            let Ok(_guards) = self.registry.read(|view| view.acquire(range.address(), range.length(), Access::Local)) else {
+                continue;
+            };
+            let chunks = region.registrations().map_or(&[][..], Registrations::chunks);
+            let missing: Vec<_> = chunks.iter().filter(|chunk| chunk.key(position).is_none()).collect();
+            for chunk in &missing {
+                // The error is logged where it is found.
+                if let Ok(key) = device.register(chunk.range(), region.remote_accessible()) {
+                    chunk.replace(position, Some(key));
+                }
+            }
+            if !missing.is_empty() {
+                self.registry.republish(&region);
             }
         }
     }

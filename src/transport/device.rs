@@ -39,7 +39,9 @@ pub fn registration_error(device: &dyn Device, chunk: MemoryRange, errno: i32, m
              less memory or in fewer and larger pieces"
         }
         libc::EAGAIN => "the system is short of memory or of locked pages at the moment: try again, or register less memory",
-        libc::EFAULT => "all of the range must be mapped, and writable for remote access and for reads",
+        libc::EFAULT => {
+            "all of the range must be mapped; memory of a GPU needs its driver's peer memory module, such as nvidia_peermem"
+        }
         libc::EACCES | libc::EPERM => "the process may not write to all of the range, or not use the device: check both",
         libc::EINVAL => {
             "the range is longer than the device takes (MC_MAX_MR_SIZE can lower the length of a chunk), or of a kind that cannot be pinned"

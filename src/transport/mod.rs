@@ -5,6 +5,8 @@
 
 pub mod device;
 pub mod local;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod tcp;
 
 use std::sync::Arc;
@@ -15,30 +17,32 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
 use crate::sys::MemoryRange;
+use crate::topology::Link;
 pub use device::Device;
 
 /// Counts the callers of an engine that wait for the end of their transfers otherwise than by polling. The engine counts, transports
-/// look. It orders nothing by itself: see [`tcp`]'s `attendance` for who sees whom.
+/// look. Whoever begins is counted first and looks at what a transport has decided afterwards; a transport decides first and looks here
+/// afterwards: one of them sees the other, by a lock (see [`tcp`]'s `attendance`) or because both are sequentially consistent.
 #[derive(Default)]
 pub struct Watchers(AtomicUsize);
 
 impl Watchers {
     /// One more. Followed by [`Transport::watch`].
     pub fn begin(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.fetch_add(1, Ordering::SeqCst);
     }
 
     /// One less.
     pub fn end(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Whether there are any.
     pub fn are_there(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
+        self.0.load(Ordering::SeqCst) > 0
     }
 }
 
@@ -105,6 +109,23 @@ pub trait Segment: Send + Sync {
 
     /// Host of the peer's handshake channel: where its data port is, too.
     fn host(&self) -> Result<String>;
+
+    /// Sends the peer a request for an RDMA connection, and returns its reply, both JSON objects. Blocks for up to the handshake time-outs.
+    fn request_connection(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
+        let _ = request;
+        Err(Error::quiet(Code::NotSupportedTransport, "the own segment needs no connection"))
+    }
+}
+
+/// What a NIC is doing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NicLoad {
+    /// Such as `mlx5_0`.
+    pub device: String,
+    /// Bytes of work that it has been given and that has not ended.
+    pub bytes_in_flight: u64,
+    /// Bytes a second that it has moved lately, averaged while it had work; 0 if it never had.
+    pub bytes_per_second: f64,
 }
 
 /// A way to move bytes.
@@ -136,6 +157,22 @@ pub trait Transport: Send + Sync {
 
     /// Somebody begins to wait without polling, and is counted among the watchers: nothing may be left to be moved by polls.
     fn watch(&self) {}
+
+    /// What is to be shown of the NICs that it uses.
+    fn links(&self) -> Vec<Link> {
+        Vec::new()
+    }
+
+    /// What each of its NICs is doing.
+    fn loads(&self) -> Vec<NicLoad> {
+        Vec::new()
+    }
+
+    /// Answers a peer's request for an RDMA connection; both are JSON objects. `None`: there is no RDMA here. Must not wait for anything slow.
+    fn accept(&self, request: &serde_json::Value) -> Option<serde_json::Value> {
+        let _ = request;
+        None
+    }
 
     /// Drops what is kept for a segment; its running slices end first.
     fn forget(&self, segment: u64);

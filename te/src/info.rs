@@ -365,7 +365,7 @@ fn markdown() -> String {
          A switch takes 1, true, yes, on, or 0, false, no, off, in any case. Variables for which any value, even an empty one, will do \
          are off only where they are not set. Of several names the first that is set counts.\n\n",
     );
-    for section in [Section::Core, Section::Tcp, Section::Ours] {
+    for section in [Section::Core, Section::Tcp, Section::Rdma, Section::Ours] {
         let _ = write!(out, "## {}\n\n| variable | values | default | what it does |\n|---|---|---|---|\n", section.title());
         for variable in VARIABLES.iter().filter(|variable| variable.section == section) {
             let names: Vec<String> = [variable.name].iter().chain(variable.aliases).map(|name| format!("`{name}`")).collect();

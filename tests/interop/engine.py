@@ -157,6 +157,11 @@ class CppString(Structure):
         super().__init__(data, len(text), len(text), 0)
 
 
+# Where the engine is, and the NICs that it uses: RDMA if there are any, else TCP.
+HOST = os.environ.get("TE_TEST_HOST", "127.0.0.1")
+NICS = [name for name in os.environ.get("TE_TEST_NICS", "").split(",") if name]
+
+
 class Wheel(Engine):
     """The upstream package's engine, through its Python calls."""
 
@@ -166,11 +171,11 @@ class Wheel(Engine):
 
         self.module = module
         self.engine = module.TransferEngine()
-        if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
+        if self.engine.initialize(HOST, "P2PHANDSHAKE", "rdma" if NICS else "tcp", ",".join(NICS)) != 0:
             raise RuntimeError("the wheel cannot create an engine")
 
     def address(self):
-        return f"127.0.0.1:{self.engine.get_rpc_port()}"
+        return f"{HOST}:{self.engine.get_rpc_port()}"
 
     def register(self, offset, length):
         return self.engine.register_memory(self.base + offset, length)
@@ -269,9 +274,11 @@ class Library(Engine):
         lib.getNotifsFromEngine.argtypes, lib.getNotifsFromEngine.restype = [c_void_p, POINTER(c_int)], POINTER(NotifyMessage)
         lib.freeNotifsMsgBuf.argtypes = [POINTER(NotifyMessage), c_int]
         lib.te_last_error.restype = c_char_p
-        self.engine = lib.createTransferEngine(b"P2PHANDSHAKE", b"127.0.0.1", b"127.0.0.1", 0, 0)
-        if not self.engine or not lib.installTransport(self.engine, b"tcp", None):
-            raise RuntimeError(f"the library cannot create an engine with the tcp transport: {self._last_error()}")
+        self.engine = lib.createTransferEngine(b"P2PHANDSHAKE", HOST.encode(), HOST.encode(), 0, 0)
+        protocol, matrix = b"rdma" if NICS else b"tcp", json.dumps({"cpu:0": [NICS, []]}).encode()
+        arguments = (c_char_p * 1)(matrix)
+        if not self.engine or not lib.installTransport(self.engine, protocol, arguments if NICS else None):
+            raise RuntimeError(f"the library cannot create an engine with the {protocol} transport: {self._last_error()}")
         self.segments = {}
         self.segments_lock = threading.Lock()
 

@@ -1,0 +1,725 @@
+//! Two and more engines in one process that move bytes by the NICs of the fake verbs library.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::transfer::State;
+use crate::transport::Opcode;
+use crate::transport::rdma::fake::{Fake, Memory};
+
+/// `IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE` and the states that go with them.
+const PORT_ERROR: (i32, i64) = (10, 1);
+const PORT_ACTIVE: (i32, i64) = (9, 4);
+
+/// `IBV_WC_RETRY_EXC_ERR`.
+const RETRY_EXCEEDED: i64 = 12;
+
+fn config(fake: &Fake) -> Config {
+    let mut config = Config::default();
+    config.rdma.library = fake.library.path().to_path_buf();
+    config
+}
+
+fn matrix(nics: &[&str]) -> String {
+    serde_json::json!({"cpu:0": [nics, []]}).to_string()
+}
+
+fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let engine = Engine::create(&options, config.clone()).unwrap();
+    engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
+    engine
+}
+
+fn engine(fake: &Fake, nics: &[&str]) -> Arc<Engine> {
+    engine_with(&config(fake), nics)
+}
+
+fn options() -> MemoryOptions {
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None }
+}
+
+fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {
+    assert_eq!(local.length(), remote.length());
+    Request { opcode, local, segment, remote_address: remote.address() }
+}
+
+fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 31 + seed * 17 + i / 251) as u8).collect()
+}
+
+/// An engine that transfers, one that is transferred to, and registered memory of each.
+struct Bench {
+    near: Arc<Engine>,
+    far: Arc<Engine>,
+    ours: Memory,
+    theirs: Memory,
+    length: u64,
+    segment: u64,
+}
+
+impl Bench {
+    fn new(near: Arc<Engine>, far: Arc<Engine>, length: usize) -> Bench {
+        let (ours, theirs) = (Memory::new(length), Memory::new(length));
+        let length = length as u64;
+        near.register(ours.range(0, length), &options()).unwrap();
+        far.register(theirs.range(0, length), &options()).unwrap();
+        let segment = near.open_segment(&far.name()).unwrap();
+        Bench { near, far, ours, theirs, length, segment }
+    }
+
+    fn on(fake: &Fake, length: usize) -> Bench {
+        Bench::new(engine(fake, &["fake0"]), engine(fake, &["fake1"]), length)
+    }
+
+    fn request(&self, opcode: Opcode, offset: u64, length: u64) -> Request {
+        request(opcode, self.ours.range(offset, length), self.segment, self.theirs.range(offset, length))
+    }
+
+    fn transfer(&self, requests: &[Request]) -> Vec<TaskStatus> {
+        self.near.transfer(requests, SubmitOptions::default()).unwrap()
+    }
+
+    /// One write of everything.
+    fn write(&self) -> TaskStatus {
+        self.transfer(&[self.request(Opcode::Write, 0, self.length)]).remove(0)
+    }
+
+    fn submit(&self, requests: &[Request], options: SubmitOptions) -> Arc<Batch> {
+        let batch = self.near.allocate_batch(requests.len()).unwrap();
+        self.near.submit(&batch, requests, None, options).unwrap();
+        batch
+    }
+}
+
+#[track_caller]
+fn completed(status: &TaskStatus) {
+    assert_eq!(status.state, State::Completed, "{:?}", status.error);
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Objects that the fake library has: everything but regions, and regions.
+fn live(fake: &Fake) -> [i64; 6] {
+    ["contexts", "domains", "channels", "queues", "queue_pairs", "regions"].map(|kind| fake.get(-1, kind))
+}
+
+#[test]
+fn bytes_arrive_in_both_directions_at_all_sizes() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 16 << 20);
+    for (turn, size) in
+        [1, 2, 7, 63, 4095, 4096, 65535, 65536, 65537, 81920, 81921, (1 << 20) + 1, 16 << 20].into_iter().enumerate()
+    {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            let (source, target) =
+                if opcode == Opcode::Write { (&bench.ours, &bench.theirs) } else { (&bench.theirs, &bench.ours) };
+            source.write(&pattern(size, turn));
+            target.write(&vec![0xee; size + usize::from(size < 16 << 20)]);
+            completed(&bench.transfer(&[bench.request(opcode, 0, size as u64)])[0]);
+            let bytes = target.read();
+            assert!(bytes[..size] == pattern(size, turn)[..], "{opcode:?} of {size} bytes");
+            assert!(bytes.get(size).is_none_or(|next| *next == 0xee), "{opcode:?} of {size} bytes");
+        }
+    }
+    // All in place by the NICs alone: the peer has served nothing, and there is one connection.
+    assert_eq!(bench.far.counters().requests_served.get(), 0);
+    assert_eq!((bench.near.counters().connections_opened.get(), bench.far.counters().connections_accepted.get()), (1, 1));
+    assert_eq!(fake.get(-1, "queue_pairs"), 4);
+}
+
+#[test]
+fn both_sides_may_submit_and_open_connections_at_a_time() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    let back = bench.far.open_segment(&bench.near.name()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..50).for_each(|_| completed(&bench.transfer(&[bench.request(Opcode::Write, 0, 1 << 19)])[0])));
+            let read = request(Opcode::Read, bench.theirs.range(1 << 19, 1 << 19), back, bench.ours.range(1 << 19, 1 << 19));
+            let bench = &bench;
+            scope
+                .spawn(move || (0..50).for_each(|_| completed(&bench.far.transfer(&[read], SubmitOptions::default()).unwrap()[0])));
+        }
+    });
+    assert_eq!(fake.get(-1, "queue_pairs"), 4, "one connection, whoever opened it");
+}
+
+#[test]
+fn requests_cross_borders_of_chunks_and_of_touching_regions() {
+    let fake = Fake::new(2);
+    fake.set(0, "max_mr_size", 3 << 16);
+    fake.set(1, "max_mr_size", 1 << 16);
+    let (near, far) = (engine(&fake, &["fake0"]), engine(&fake, &["fake1"]));
+    let length = 1 << 20;
+    let (ours, theirs) = (Memory::new(length), Memory::new(length));
+    near.register(ours.range(0, 300_000), &options()).unwrap();
+    near.register(ours.range(300_000, length as u64 - 300_000), &options()).unwrap();
+    far.register(theirs.range(0, 500_001), &options()).unwrap();
+    far.register(theirs.range(500_001, length as u64 - 500_001), &options()).unwrap();
+    let segment = near.open_segment(&far.name()).unwrap();
+    assert!(near.segment_buffers(segment).unwrap().len() > 15, "one entry a chunk");
+    for (offset, size) in [(0, length), (65_535, 2), (299_999, 65_537), (500_000, 2), (12_345, 1_000_001)] {
+        ours.write(&pattern(length, size));
+        theirs.write(&vec![0; length]);
+        let (local, remote) = (ours.range(offset as u64, size as u64), theirs.range(offset as u64, size as u64));
+        completed(&near.transfer(&[request(Opcode::Write, local, segment, remote)], SubmitOptions::default()).unwrap()[0]);
+        let mut expected = vec![0; length];
+        expected[offset..offset + size].copy_from_slice(&pattern(length, size)[offset..offset + size]);
+        assert!(theirs.read() == expected, "{size} bytes from {offset} on");
+        ours.write(&vec![0; length]);
+        completed(&near.transfer(&[request(Opcode::Read, local, segment, remote)], SubmitOptions::default()).unwrap()[0]);
+        assert!(ours.read() == expected, "{size} bytes from {offset} on");
+    }
+}
+
+#[test]
+fn batches_of_many_small_requests_arrive_whole_and_are_posted_in_chains() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 8 << 20);
+    let bytes = pattern(8 << 20, 1);
+    bench.ours.write(&bytes);
+    let requests: Vec<_> = (0..8192).map(|at| bench.request(Opcode::Write, (at * 7919 % 8192) * 1024, 1024)).collect();
+    let statuses = bench.transfer(&requests);
+    statuses.iter().for_each(completed);
+    assert!(bench.theirs.read() == bytes);
+    let (posts, posted) = (fake.get(0, "posts"), fake.get(0, "posted"));
+    assert_eq!(posted, 8192);
+    assert!(posts <= 8192 / 16, "{posts} calls");
+}
+
+#[test]
+fn memory_that_is_not_registered_is_refused_before_anything_is_posted() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    let posted = fake.get(-1, "posted");
+    let stranger = Memory::new(1 << 20);
+    let half = bench.length / 2;
+    let cases = [
+        ("source", request(Opcode::Write, stranger.range(0, 4096), bench.segment, bench.theirs.range(0, 4096))),
+        ("sink", request(Opcode::Read, stranger.range(0, 4096), bench.segment, bench.theirs.range(0, 4096))),
+        ("target", request(Opcode::Write, bench.ours.range(0, 4096), bench.segment, stranger.range(0, 4096))),
+        ("origin", request(Opcode::Read, bench.ours.range(0, 4096), bench.segment, stranger.range(0, 4096))),
+        (
+            "one byte past the target's end",
+            Request { remote_address: bench.theirs.range(half + 1, 0).address(), ..bench.request(Opcode::Write, 0, half) },
+        ),
+        ("address 0", Request { remote_address: 0, ..bench.request(Opcode::Write, 0, 4096) }),
+    ];
+    for (what, request) in cases {
+        let status = bench.transfer(&[request]).remove(0);
+        assert_eq!((status.state, status.error.unwrap().code()), (State::Failed, Code::AddressNotRegistered), "{what}");
+    }
+    let local_only = Memory::new(4096);
+    bench.far.register(local_only.range(0, 4096), &MemoryOptions { remote_accessible: false, ..options() }).unwrap();
+    let write = request(Opcode::Write, bench.ours.range(0, 4096), bench.segment, local_only.range(0, 4096));
+    assert_eq!(bench.transfer(&[write])[0].state, State::Failed);
+    assert_eq!(fake.get(-1, "posted"), posted);
+    // As a source at home it works.
+    let back = bench.far.open_segment(&bench.near.name()).unwrap();
+    let write = request(Opcode::Write, local_only.range(0, 4096), back, bench.ours.range(0, 4096));
+    completed(&bench.far.transfer(&[write], SubmitOptions::default()).unwrap()[0]);
+    completed(&bench.write());
+}
+
+#[test]
+fn memory_that_the_peer_registers_later_is_found() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 16);
+    completed(&bench.write());
+    let later = Memory::new(1 << 16);
+    bench.far.register(later.range(0, 1 << 16), &options()).unwrap();
+    let write = request(Opcode::Write, bench.ours.range(0, 1 << 16), bench.segment, later.range(0, 1 << 16));
+    completed(&bench.transfer(&[write])[0]);
+}
+
+#[test]
+fn a_long_request_is_striped_over_two_nics_and_a_short_one_is_not() {
+    let fake = Fake::new(4);
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 16 << 20);
+    bench.ours.write(&pattern(16 << 20, 3));
+    completed(&bench.write());
+    assert!(bench.theirs.read() == pattern(16 << 20, 3));
+    let moved = [0, 1].map(|nic| fake.get(nic, "bytes_written"));
+    assert_eq!(moved, [8 << 20; 2]);
+    assert_eq!(fake.get(-1, "queue_pairs"), 8, "each NIC has one at the peer");
+    let loads = bench.near.nic_loads();
+    assert_eq!(loads.iter().map(|load| load.device.as_str()).collect::<Vec<_>>(), ["fake0", "fake1"]);
+    assert!(loads.iter().all(|load| load.bytes_in_flight == 0));
+    let posted = fake.get(-1, "posted");
+    completed(&bench.transfer(&[bench.request(Opcode::Read, 0, 65536)])[0]);
+    assert_eq!(fake.get(-1, "posted"), posted + 1);
+}
+
+#[test]
+fn with_no_nic_left_transfers_fail_and_nothing_hangs() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    for nic in [0, 1] {
+        fake.set(nic, "port_state", PORT_ERROR.1);
+        fake.event(nic, PORT_ERROR.0);
+        wait_until("its queue pairs are gone", || fake.get(nic, "queue_pairs") == 0);
+        assert_eq!(bench.write().state, State::Failed);
+        fake.set(nic, "port_state", PORT_ACTIVE.1);
+        fake.event(nic, PORT_ACTIVE.0);
+        wait_until("it is used again", || bench.write().state == State::Completed);
+    }
+}
+
+#[test]
+fn nics_in_use_are_shown_as_such() {
+    let fake = Fake::new(1);
+    let shown: serde_json::Value = serde_json::from_str(&engine(&fake, &["fake0"]).show_links(true)).unwrap();
+    let nic = &shown["local_nics"][0];
+    assert_eq!((&nic["device"], &nic["source"], &nic["port"]), (&"fake0".into(), &"rdma_transport".into(), &1.into()));
+    assert_eq!(shown["topology"]["cpu:0"][0][0], "fake0");
+}
+
+#[test]
+fn the_load_of_a_nic_is_what_is_under_way_on_it() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    fake.set(0, "hold", 1);
+    let batch = bench.submit(&[bench.request(Opcode::Write, 0, 1 << 20)], SubmitOptions::default());
+    wait_until("posted", || bench.near.nic_loads()[0].bytes_in_flight == 1 << 20);
+    std::thread::sleep(Duration::from_millis(20));
+    fake.set(0, "hold", 0);
+    assert!(batch.wait(Some(Duration::from_secs(20))));
+    let load = bench.near.nic_loads().remove(0);
+    assert_eq!(load.bytes_in_flight, 0);
+    assert!(load.bytes_per_second > 0.0);
+}
+
+/// What a peer looks like that was started anew under its old name: other queue pairs, and other keys for the same memory.
+fn restart(fake: &Fake, device: i32, bench: &Bench, meanwhile: impl FnOnce()) {
+    bench.far.unregister(bench.theirs.range(0, 1).address()).unwrap();
+    fake.set(device, "port_state", PORT_ERROR.1);
+    fake.event(device, PORT_ERROR.0);
+    wait_until("its queue pairs are gone", || fake.get(device, "queue_pairs") == 0);
+    meanwhile();
+    fake.set(device, "port_state", PORT_ACTIVE.1);
+    fake.event(device, PORT_ACTIVE.0);
+    let named = || !bench.far.fetcher.own.read().rdma.clone().unwrap().priority_matrix["cpu:0"].0.is_empty();
+    wait_until("its NIC is back", named);
+    let other = Memory::new(4096);
+    bench.far.register(other.range(0, 4096), &options()).unwrap();
+    bench.far.register(bench.theirs.range(0, bench.length), &options()).unwrap();
+    bench.far.unregister(other.range(0, 1).address()).unwrap();
+}
+
+#[test]
+fn a_peer_that_has_restarted_is_connected_with_anew() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    // Not even one transfer fails.
+    restart(&fake, 1, &bench, || ());
+    bench.ours.write(&pattern(1 << 20, 9));
+    completed(&bench.write());
+    assert!(bench.theirs.read() == pattern(1 << 20, 9));
+    // Unless it is tried in between.
+    restart(&fake, 1, &bench, || assert_eq!(bench.write().state, State::Failed));
+    bench.ours.write(&pattern(1 << 20, 10));
+    completed(&bench.write());
+    assert!(bench.theirs.read() == pattern(1 << 20, 10));
+}
+
+#[test]
+fn the_restarted_side_may_ask_first() {
+    let fake = Fake::new(2);
+    let (ours, theirs) = (Memory::new(1 << 20), Memory::new(1 << 20));
+    let near = engine(&fake, &["fake0"]);
+    near.register(ours.range(0, 1 << 20), &options()).unwrap();
+    let transfer_from = |engine: &Arc<Engine>| {
+        engine.register(theirs.range(0, 1 << 20), &options()).unwrap();
+        let back = engine.open_segment(&near.name()).unwrap();
+        let read = request(Opcode::Read, theirs.range(0, 1 << 20), back, ours.range(0, 1 << 20));
+        completed(&engine.transfer(&[read], SubmitOptions::default()).unwrap()[0]);
+    };
+    let first = engine(&fake, &["fake1"]);
+    let port: u16 = first.name().rsplit_once(':').unwrap().1.parse().unwrap();
+    transfer_from(&first);
+    drop(first);
+    let mut again = config(&fake);
+    (again.min_rpc_port, again.max_rpc_port) = (port, port);
+    transfer_from(&engine_with(&again, &["fake1"]));
+    wait_until("nothing is left of the first connection", || fake.get(0, "queue_pairs") == 2);
+}
+
+#[test]
+fn a_key_that_has_changed_is_fetched_anew() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    bench.far.unregister(bench.theirs.range(0, 1).address()).unwrap();
+    let other = Memory::new(4096);
+    bench.far.register(other.range(0, 4096), &options()).unwrap();
+    bench.far.register(bench.theirs.range(0, bench.length), &options()).unwrap();
+    bench.ours.write(&pattern(1 << 20, 4));
+    completed(&bench.write());
+    assert!(bench.theirs.read() == pattern(1 << 20, 4));
+}
+
+#[test]
+fn memory_that_the_peer_has_unregistered_is_refused_by_its_nic_and_others_go_on() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    let gone = Memory::new(4096);
+    bench.far.register(gone.range(0, 4096), &options()).unwrap();
+    bench.near.refresh_segment(bench.segment).unwrap();
+    completed(&bench.write());
+    bench.far.unregister(gone.range(0, 1).address()).unwrap();
+    let bad = request(Opcode::Write, bench.ours.range(0, 4096), bench.segment, gone.range(0, 4096));
+    let mut requests: Vec<_> = (0..64).map(|at| bench.request(Opcode::Write, at * 4096, 4096)).collect();
+    requests.insert(20, bad);
+    let statuses = bench.transfer(&requests);
+    for (index, status) in statuses.iter().enumerate() {
+        match index {
+            20 => assert_eq!((status.state, status.error.as_ref().unwrap().code()), (State::Failed, Code::AddressNotRegistered)),
+            _ => completed(status),
+        }
+    }
+    assert_eq!(gone.read(), vec![0; 4096]);
+}
+
+#[test]
+fn a_way_that_fails_is_replaced_by_another() {
+    let fake = Fake::new(4);
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 4 << 20);
+    completed(&bench.write());
+    for turn in 0..3 {
+        fake.set(0, "status", RETRY_EXCEEDED);
+        fake.set(0, "status_at", 5);
+        bench.ours.write(&pattern(4 << 20, 20 + turn));
+        completed(&bench.write());
+        assert!(bench.theirs.read() == pattern(4 << 20, 20 + turn));
+    }
+}
+
+#[test]
+fn a_fault_on_the_only_way_is_overcome_and_a_lasting_one_ends_the_transfer() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    fake.set(0, "status_at", 3);
+    bench.ours.write(&pattern(1 << 20, 5));
+    completed(&bench.write());
+    assert!(bench.theirs.read() == pattern(1 << 20, 5));
+    fake.set(0, "post_errno", i64::from(libc::EIO));
+    fake.set(0, "post_fail_at", 2);
+    completed(&bench.write());
+    fake.set(1, "port_state", PORT_ERROR.1);
+    let status = bench.write();
+    assert_eq!((status.state, status.error.unwrap().code()), (State::Failed, Code::Endpoint));
+    fake.set(1, "port_state", PORT_ACTIVE.1);
+    completed(&bench.write());
+}
+
+#[test]
+fn a_queue_pair_that_is_stuck_is_given_up_at_the_deadline() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    for flushes in [1, 0] {
+        fake.set(0, "flush", flushes);
+        fake.set(0, "hold", 1);
+        let begin = Instant::now();
+        let deadline = Some(begin + Duration::from_millis(200));
+        let batch = bench.submit(&[bench.request(Opcode::Read, 0, 1 << 20)], SubmitOptions { deadline, stall: None });
+        assert!(batch.wait(Some(Duration::from_secs(20))));
+        let elapsed = begin.elapsed();
+        assert_eq!(batch.status().state, State::Timeout);
+        let limit = Duration::from_millis(if flushes == 1 { 900 } else { 5000 });
+        assert!(elapsed >= Duration::from_millis(200) && elapsed < limit, "{elapsed:?}");
+        bench.ours.write(&pattern(1 << 20, 6));
+        fake.set(0, "hold", 0);
+        assert!(bench.ours.read() == pattern(1 << 20, 6), "nothing moves after the end");
+        completed(&bench.write());
+    }
+}
+
+#[test]
+fn what_does_not_move_at_all_ends_as_stalled_and_what_moves_does_not() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    let stall = Some(Duration::from_millis(300));
+    fake.set(0, "hold", 1);
+    let batch = bench.submit(&[bench.request(Opcode::Write, 0, 1 << 20)], SubmitOptions { deadline: None, stall });
+    assert!(batch.wait(Some(Duration::from_secs(20))));
+    assert_eq!(batch.task_status(0).unwrap().state, State::Timeout);
+    fake.set(0, "hold", 0);
+    completed(&bench.write());
+}
+
+#[test]
+fn cancelled_work_ends_and_the_rest_arrives() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    fake.set(0, "hold", 1);
+    let half = bench.length / 2;
+    let cancelled = bench.submit(&[bench.request(Opcode::Read, 0, half)], SubmitOptions::default());
+    let kept = bench.submit(&[bench.request(Opcode::Write, half, half)], SubmitOptions::default());
+    bench.ours.write(&pattern(1 << 20, 7));
+    cancelled.cancel();
+    assert!(cancelled.wait(Some(Duration::from_secs(20))));
+    assert_eq!(cancelled.status().state, State::Canceled);
+    fake.set(0, "hold", 0);
+    assert!(kept.wait(Some(Duration::from_secs(20))));
+    completed(&kept.task_status(0).unwrap());
+    assert!(bench.ours.read() == pattern(1 << 20, 7), "what was cancelled has moved nothing");
+    assert!(bench.theirs.read()[half as usize..] == pattern(1 << 20, 7)[half as usize..]);
+}
+
+#[test]
+fn unregistering_waits_for_work_and_no_key_is_used_after_it() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    let (more, count) = (Memory::new(1 << 20), std::sync::atomic::AtomicUsize::new(0));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let local = more.range(0, 1 << 20);
+                    let write = request(Opcode::Write, local, bench.segment, bench.theirs.range(0, 1 << 20));
+                    let Ok(statuses) = bench.near.transfer(&[write], SubmitOptions::default()) else { continue };
+                    match (statuses[0].state, statuses[0].error.as_ref().map(Error::code)) {
+                        (State::Completed, _) => _ = count.fetch_add(1, Ordering::Relaxed),
+                        (State::Failed, Some(Code::AddressNotRegistered)) | (State::Canceled, _) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+        for _ in 0..100 {
+            bench.near.register(more.range(0, 1 << 20), &options()).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+            bench.near.unregister(more.range(0, 1).address()).unwrap();
+            assert_eq!(fake.get(0, "regions"), 1);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(count.load(Ordering::Relaxed) > 0);
+    // A key that was used after its region has gone would have failed its connection.
+    assert_eq!(bench.near.counters().connections_opened.get(), 1);
+}
+
+#[test]
+fn unregistering_ends_work_that_is_stuck() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    fake.set(0, "hold", 1);
+    let batch = bench.submit(&[bench.request(Opcode::Read, 0, 1 << 20)], SubmitOptions::default());
+    bench.near.unregister(bench.ours.range(0, 1).address()).unwrap();
+    assert_eq!(fake.get(0, "regions"), 0);
+    assert_eq!(batch.status().state, State::Canceled);
+    fake.set(0, "hold", 0);
+    assert_eq!(bench.ours.read(), vec![0; 1 << 20]);
+}
+
+#[test]
+fn shutting_down_with_work_under_way_leaves_nothing_behind() {
+    let fake = Fake::new(4);
+    for flushes in [1, 0] {
+        fake.set(-1, "flush", flushes);
+        let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 4 << 20);
+        completed(&bench.write());
+        fake.set(0, "hold", 1);
+        let batch = bench.submit(&[bench.request(Opcode::Write, 0, 4 << 20)], SubmitOptions::default());
+        bench.near.shutdown();
+        assert!(batch.is_finished());
+        assert_eq!(batch.status().state, State::Canceled);
+        fake.set(0, "hold", 0);
+        drop(batch);
+        let Bench { near, far, .. } = bench;
+        drop((near, far));
+        wait_until("everything is destroyed", || live(&fake) == [0; 6]);
+    }
+}
+
+#[test]
+fn transfers_end_whether_or_not_somebody_polls() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 16);
+    for _ in 0..50 {
+        let batch = bench.submit(&[bench.request(Opcode::Write, 0, 1 << 16)], SubmitOptions::default());
+        wait_until("the end without a poll", || batch.is_finished());
+        let batch = bench.submit(&[bench.request(Opcode::Write, 0, 1 << 16)], SubmitOptions::default());
+        wait_until("the end by polling", || batch.status().state == State::Completed);
+    }
+}
+
+#[test]
+fn a_port_that_goes_down_is_left_and_used_again_when_it_is_back() {
+    let fake = Fake::new(4);
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 4 << 20);
+    completed(&bench.write());
+    let set = |nic: i32, (event, state): (i32, i64)| {
+        fake.set(nic, "port_state", state);
+        fake.event(nic, event);
+    };
+    // One here and one there.
+    set(0, PORT_ERROR);
+    set(3, PORT_ERROR);
+    let named = |engine: &Engine| {
+        let header = engine.fetcher.own.read().rdma.clone().unwrap();
+        (header.devices.len(), header.priority_matrix["cpu:0"].0.clone())
+    };
+    wait_until("the NICs are left", || {
+        named(&bench.near) == (2, vec!["fake1".into()]) && named(&bench.far) == (2, vec!["fake2".into()])
+    });
+    let (later, here) = (Memory::new(4 << 20), Memory::new(4 << 20));
+    bench.far.register(later.range(0, 4 << 20), &options()).unwrap();
+    bench.near.register(here.range(0, 4 << 20), &options()).unwrap();
+    here.write(&pattern(4 << 20, 8));
+    let write = request(Opcode::Write, here.range(0, 4 << 20), bench.segment, later.range(0, 4 << 20));
+    let before = fake.get(0, "bytes_written");
+    completed(&bench.transfer(&[write])[0]);
+    completed(&bench.write());
+    assert!(later.read() == pattern(4 << 20, 8));
+    assert_eq!(fake.get(0, "bytes_written"), before);
+    set(0, PORT_ACTIVE);
+    set(3, PORT_ACTIVE);
+    wait_until("the NICs know what was registered meanwhile", || [0, 3].map(|nic| fake.get(nic, "regions")) == [2; 2]);
+    bench.near.refresh_segment(bench.segment).unwrap();
+    wait_until("the NIC is used again", || {
+        completed(&bench.transfer(&[write])[0]);
+        fake.get(0, "bytes_written") > before
+    });
+    for engine in [&bench.near, &bench.far] {
+        assert_eq!(named(engine).1.len(), 2);
+    }
+}
+
+#[test]
+fn without_a_usable_nic_installing_fails_and_changes_nothing() {
+    let fake = Fake::new(1);
+    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
+    engine.install_transport("tcp", None).unwrap();
+    let memory = Memory::new(4096);
+    engine.register(memory.range(0, 4096), &options()).unwrap();
+    let before = engine.card.publish_text();
+    fake.set(0, "open_errno", i64::from(libc::EACCES));
+    for matrix in [matrix(&["fake0"]), matrix(&["fake7"])] {
+        let error = engine.install_transport("rdma", Some(&matrix)).unwrap_err();
+        assert_eq!(error.code(), Code::DeviceNotFound, "{error}");
+        assert!(error.message().contains("no RDMA device"), "{error}");
+    }
+    fake.set(0, "open_errno", 0);
+    fake.set(0, "register_fail_at", 1);
+    assert_eq!(engine.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap_err().code(), Code::Limit);
+    let mut missing = config(&fake);
+    missing.rdma.library = "/nonexistent/libibverbs.so.1".into();
+    let other = Engine::create(&options_of_engine, missing).unwrap();
+    assert_eq!(other.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap_err().code(), Code::DeviceNotFound);
+    assert!(!engine.has_transport("rdma") && !other.has_transport("rdma"));
+    assert_eq!(engine.card.publish_text(), before);
+    wait_until("nothing is left open", || live(&fake) == [0; 6]);
+    engine.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap();
+    assert_eq!(fake.get(0, "regions"), 1, "what was registered before is known to the NIC");
+}
+
+#[test]
+fn a_nic_that_does_not_start_keeps_its_place_and_is_not_used() {
+    let fake = Fake::new(3);
+    fake.set(1, "open_errno", i64::from(libc::EACCES));
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake1", "fake2"]), 4 << 20);
+    let header = bench.far.fetcher.own.read().rdma.clone().unwrap();
+    assert_eq!(header.devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["fake1", "fake2"]);
+    assert_eq!(header.priority_matrix["cpu:0"].0, ["fake2"]);
+    bench.ours.write(&pattern(4 << 20, 11));
+    completed(&bench.write());
+    assert!(bench.theirs.read() == pattern(4 << 20, 11));
+}
+
+#[test]
+fn peers_with_another_number_of_queue_pairs_are_told_why_they_are_rejected() {
+    let fake = Fake::new(2);
+    let mut other = config(&fake);
+    other.rdma.queue_pairs_per_endpoint = 3;
+    let bench = Bench::new(engine(&fake, &["fake0"]), engine_with(&other, &["fake1"]), 4096);
+    let status = bench.write();
+    assert_eq!(status.state, State::Failed);
+    let error = status.error.unwrap();
+    assert!(error.message().contains("MC_NUM_QP_PER_EP"), "{error}");
+}
+
+#[test]
+fn strange_connection_requests_are_rejected_with_a_reason() {
+    let fake = Fake::new(1);
+    let engine = engine(&fake, &["fake0"]);
+    let own = format!("{}@fake0", engine.name());
+    let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:00:09";
+    let good = serde_json::json!({"local_nic_path": "peer:1@nic", "peer_nic_path": own, "local_gid": gid, "qp_num": [1, 2]});
+    let ask = |changes: &[(&str, serde_json::Value)]| {
+        let mut request = good.clone();
+        changes.iter().for_each(|(key, value)| request[*key] = value.clone());
+        crate::handshake::Service::connect(&*engine.card, &request).unwrap()
+    };
+    for changes in [
+        ("peer_nic_path", serde_json::json!("elsewhere@fake0")),
+        ("peer_nic_path", serde_json::json!(5)),
+        ("local_nic_path", serde_json::json!("")),
+        ("local_nic_path", serde_json::json!("x".repeat(100_000))),
+        ("local_gid", serde_json::json!("")),
+        ("local_gid", serde_json::json!("zz")),
+        ("qp_num", serde_json::json!([1])),
+        ("qp_num", serde_json::json!([1, -1])),
+        ("ready_ack", serde_json::json!(true)),
+    ] {
+        let reply = ask(std::slice::from_ref(&changes));
+        assert_ne!(reply["reply_msg"], "", "{changes:?}");
+        assert_eq!(reply["qp_num"], serde_json::json!([]), "{changes:?}");
+    }
+    assert_eq!(fake.get(0, "queue_pairs"), 0);
+    let reply = ask(&[]);
+    assert_eq!((&reply["reply_msg"], &reply["local_nic_path"]), (&serde_json::json!(""), &serde_json::json!(own)));
+    assert_eq!(ask(&[]), reply, "asking again is answered alike");
+    assert_ne!(ask(&[("qp_num", serde_json::json!([3, 4]))])["qp_num"], reply["qp_num"], "a peer that has restarted");
+    wait_until("the first is destroyed", || fake.get(0, "queue_pairs") == 2);
+}
+
+#[test]
+fn idle_connections_make_room_for_others() {
+    let fake = Fake::new(2);
+    let mut few = config(&fake);
+    few.rdma.max_endpoints = 2;
+    let near = engine_with(&few, &["fake0"]);
+    let ours = Memory::new(4096);
+    near.register(ours.range(0, 4096), &options()).unwrap();
+    let peers: Vec<_> = (0..5).map(|_| engine(&fake, &["fake1"])).collect();
+    let theirs: Vec<_> = (0..5).map(|_| Memory::new(4096)).collect();
+    for turn in 0..3 {
+        for (peer, memory) in peers.iter().zip(&theirs) {
+            if turn == 0 {
+                peer.register(memory.range(0, 4096), &options()).unwrap();
+            }
+            let segment = near.open_segment(&peer.name()).unwrap();
+            let write = request(Opcode::Write, ours.range(0, 4096), segment, memory.range(0, 4096));
+            completed(&near.transfer(&[write], SubmitOptions::default()).unwrap()[0]);
+            assert!(fake.get(0, "queue_pairs") <= 6, "{}", fake.get(0, "queue_pairs"));
+        }
+    }
+}
+
+#[test]
+fn another_gid_is_taken_where_one_does_not_connect() {
+    let fake = Fake::new(2);
+    fake.set(0, "rtr_errno", i64::from(libc::EINVAL));
+    fake.set(0, "rtr_fail_gid_index", 1);
+    let bench = Bench::on(&fake, 4096);
+    completed(&bench.write());
+}

@@ -1,0 +1,198 @@
+//! Connecting with a peer's NIC: the side that asks, on a background thread, and the side that is asked, on the handshake channel's.
+//!
+//! One message and one reply tell each side the other's queue pairs. Where both know it, a second message says that the side that asked is
+//! ready; until then the side that was asked posts nothing. If both ask at a time, each connects the same queue pairs by the other's
+//! message, and finds that done when the reply comes.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::endpoint::{Connection, LinkError};
+use super::message::Message;
+use super::nic::LocalNic;
+use super::peer::Peer;
+use super::{PATH_MAX, Shared};
+use crate::error::{Code, Error, Result};
+use crate::metadata::excerpt;
+use crate::topology::GidAddress;
+use crate::transport::Device;
+
+/// Connects an endpoint, and has posted what waits for it, or has it tried another way. Blocks.
+pub(super) fn open(shared: &Arc<Shared>, nic: &Arc<LocalNic>, index: u32, id: u64, peer: &Arc<Peer>) {
+    let connection = match nic.connection_of(index, id) {
+        Ok(Some(connection)) => connection,
+        // It was given up meanwhile.
+        Ok(None) => return,
+        Err(error) => return give_up(shared, nic, index, id, None, error),
+    };
+    let Some(path) = nic.path_of(index, id) else { return };
+    let outcome = ask(shared, nic, &connection, peer, &path);
+    let fallout = match outcome {
+        Ok(()) => {
+            shared.counters.connections_opened.add(1);
+            nic.set_connected(index, id, true)
+        }
+        // The peer has asked meanwhile, and has the same queue pairs.
+        Err(_) if connection.is_linked() && shared.closing.get().is_none() => nic.set_connected(index, id, true),
+        Err(error) => return give_up(shared, nic, index, id, Some(path), error),
+    };
+    shared.settle(nic, fallout);
+}
+
+fn give_up(shared: &Shared, nic: &Arc<LocalNic>, index: u32, id: u64, path: Option<Arc<str>>, error: Error) {
+    shared.counters.connections_failed.add(1);
+    if let Some(path) = path {
+        shared.pause(nic.index, path);
+    }
+    let fallout = nic.retire(index, id, Some(error));
+    shared.settle(nic, fallout);
+}
+
+fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, path: &Arc<str>) -> Result<()> {
+    let refused = |reason: String| Error::new(Code::RejectHandshake, format!("{} cannot connect to {path}: {reason}", nic.path));
+    let mut request = greeting(nic, connection, path);
+    let exchange = |request: &Message| {
+        let reply = Message::from_json(&peer.segment.request_connection(&request.to_json())?).map_err(&refused)?;
+        match reply.rejection.is_empty() {
+            true => Ok(reply),
+            false => Err(refused(format!("it says: {}", excerpt(&reply.rejection)))),
+        }
+    };
+    let reply = exchange(&request)?;
+    if reply.local_path != **path || reply.peer_path != *nic.path {
+        let (from, to) = (excerpt(&reply.local_path), excerpt(&reply.peer_path));
+        return Err(refused(format!("the reply is from '{from}' to '{to}'; has it installed RDMA?")));
+    }
+    if reply.queue_pairs.len() != connection.pairs.len() {
+        return Err(refused(count_mismatch(connection.pairs.len(), reply.queue_pairs.len())));
+    }
+    let view = peer.view();
+    let (gid, lid) = match (reply.gid.as_str(), view.device_at(path)) {
+        // Old peers tell of it in their descriptor only.
+        ("", Some((gid, lid))) => (gid, lid),
+        (gid, _) => (gid, reply.lid),
+    };
+    let gid = GidAddress::parse_bytes(gid).ok_or_else(|| refused(format!("its GID '{}' cannot be read", excerpt(gid))))?;
+    if let Err(error) = connection.link(&nic.device, &reply.queue_pairs, gid, lid) {
+        return Err(refused(explain(shared, nic, error)));
+    }
+    if reply.ready_ack.is_some() {
+        request.ready_ack = Some(true);
+        exchange(&request)?;
+    }
+    Ok(())
+}
+
+/// What a NIC says of itself and its queue pairs to another one.
+fn greeting(nic: &LocalNic, connection: &Connection, path: &str) -> Message {
+    let address = nic.device.address();
+    Message {
+        local_path: nic.path.to_string(),
+        peer_path: path.to_string(),
+        lid: address.lid,
+        gid: address.gid.to_string(),
+        queue_pairs: connection.numbers(),
+        ready_ack: Some(false),
+        rejection: String::new(),
+    }
+}
+
+fn count_mismatch(own: usize, peers: usize) -> String {
+    format!("QP count mismatch: {own} queue pairs on one side, {peers} on the other; MC_NUM_QP_PER_EP must be the same on both")
+}
+
+/// Says why queue pairs cannot be connected, and takes another GID for the next try if this one may be the reason.
+fn explain(shared: &Shared, nic: &LocalNic, error: LinkError) -> String {
+    match error {
+        LinkError::LinkedElsewhere => "its queue pairs have changed meanwhile".to_string(),
+        LinkError::Device(error) => {
+            let address = nic.device.address();
+            if error.raw_os_error() == Some(libc::EINVAL) {
+                let mut tried = nic.tried_gids.lock();
+                if !tried.contains(&address.gid_index) {
+                    tried.push(address.gid_index);
+                }
+                if tried.len() <= shared.config.gid_retries as usize && nic.device.take_other_gid(&shared.machine, &tried).is_ok() {
+                    drop(tried);
+                    shared.header_changed();
+                }
+            }
+            format!("its device refuses ({error}), with GID {} (index {})", address.gid, address.gid_index)
+        }
+    }
+}
+
+/// Answers a peer's NIC that asks for a connection.
+pub(super) fn accept(shared: &Shared, request: &Value) -> Value {
+    let reply = match Message::from_json(request) {
+        Ok(request) => answer(shared, &request).unwrap_or_else(|reason| {
+            let from = excerpt(&request.local_path);
+            tracing::warn!("a connection request from '{from}' was rejected: {reason}");
+            Message::rejection(reason)
+        }),
+        Err(reason) => Message::rejection(reason),
+    };
+    reply.to_json()
+}
+
+fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, String> {
+    let is_asked = |nic: &&Arc<LocalNic>| *nic.path == *request.peer_path;
+    let Some(nic) = shared.nics().find(is_asked).filter(|nic| nic.device.is_active()) else {
+        let paths: Vec<&str> = shared.nics().filter(|nic| nic.device.is_active()).map(|nic| &*nic.path).collect();
+        return Err(format!("no NIC here is '{}'; there are: {}", excerpt(&request.peer_path), paths.join(", ")));
+    };
+    if request.local_path.is_empty() || request.local_path.len() > PATH_MAX {
+        return Err("local_nic_path is empty or too long".to_string());
+    }
+    if request.ready_ack == Some(true) {
+        let (is_known, fallout) = nic.acknowledge(&request.local_path, &request.queue_pairs);
+        shared.settle(nic, fallout);
+        return match is_known {
+            true => Ok(Message::default()),
+            false => Err(format!("{} is not connected with these queue pairs; ask again", excerpt(&request.local_path))),
+        };
+    }
+    if request.queue_pairs.len() != shared.config.queue_pairs_per_endpoint {
+        return Err(count_mismatch(shared.config.queue_pairs_per_endpoint, request.queue_pairs.len()));
+    }
+    let gid =
+        GidAddress::parse_bytes(&request.gid).ok_or_else(|| format!("local_gid '{}' cannot be read", excerpt(&request.gid)))?;
+    // The first may be with queue pairs of a peer that has restarted.
+    for _ in 0..2 {
+        let (endpoint, fallout) = nic.passive_endpoint(&request.local_path);
+        shared.settle(nic, fallout);
+        let Some((index, id)) = endpoint else { break };
+        let connection = match nic.connection_of(index, id) {
+            Ok(Some(connection)) => connection,
+            Ok(None) => continue,
+            Err(error) => {
+                let fallout = nic.retire(index, id, Some(error.clone()));
+                shared.settle(nic, fallout);
+                return Err(error.message().to_string());
+            }
+        };
+        let was_linked = connection.is_linked();
+        match connection.link(&nic.device, &request.queue_pairs, gid, request.lid) {
+            Ok(()) => {
+                if !was_linked {
+                    shared.counters.connections_accepted.add(1);
+                    let fallout = nic.set_connected(index, id, request.ready_ack.is_none());
+                    shared.settle(nic, fallout);
+                }
+                return Ok(greeting(nic, &connection, &request.local_path));
+            }
+            Err(LinkError::LinkedElsewhere) => {
+                let fallout = nic.retire(index, id, None);
+                shared.settle(nic, fallout);
+            }
+            Err(error) => {
+                let reason = explain(shared, nic, error);
+                let fallout = nic.retire(index, id, Some(Error::new(Code::Endpoint, reason.clone())));
+                shared.settle(nic, fallout);
+                return Err(reason);
+            }
+        }
+    }
+    Err("shutting down".to_string())
+}

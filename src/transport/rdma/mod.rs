@@ -1,0 +1,714 @@
+//! The RDMA transport: NICs read and write registered memory of peers, and serve theirs without this process taking part.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`verbs`] | the verbs library, and all that is unsafe about it |
+//! | [`device`] | a NIC with its port, address and memory |
+//! | `work` | tasks, and the spans of memory that are moved for them |
+//! | `peer` | a segment that is submitted to: its descriptor, made ready for looking things up |
+//! | `plan` | which way each span goes |
+//! | `endpoint` | queue pairs that are connected with those of a peer's NIC |
+//! | `nic` | what is posted on a NIC, and what comes back |
+//! | `message` | how queue pairs get to know each other |
+//! | `connect` | both sides of that |
+//!
+//! Life of a span: planned on the submitter's thread; queued at an endpoint, which is connected first if need be, on a background thread;
+//! posted; completed on whichever thread polls, the NIC's own or a caller's. If it fails it is parked with its peer until a background
+//! thread has the peer's present descriptor, then planned again, on another pair of NICs, up to `MC_RETRY_CNT` times.
+//!
+//! Memory is quiescent when a task ends: each posted span has completed, or its queue pair has been destroyed. A deadline, a cancel or an
+//! eviction retires the endpoint that the work is posted on; other work on it is flushed, too, and tried again. All local memory is
+//! guarded while it is used, so unregistering waits; what peers do ends by deregistering alone.
+//!
+//! Who locks what: a NIC's state, a peer's waiting spans and the list of paused rails are locked alone; no completion is called, and
+//! nobody outside is asked, with a lock held.
+//!
+//! Threads: one for each NIC; up to four for connecting and asking that come and go.
+
+mod connect;
+pub mod device;
+mod endpoint;
+#[cfg(test)]
+pub mod fake;
+mod message;
+mod nic;
+mod peer;
+mod plan;
+pub mod verbs;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+use self::device::Nic;
+use self::nic::{Fallout, LocalNic};
+use self::peer::Peer;
+use self::plan::{NotAtPeer, Planner};
+use self::verbs::AsyncEvent;
+use self::work::{Group, Span, Task};
+use super::{Device, NicLoad, Segment, Slice, Transport, Watchers};
+use crate::config::{Config, RdmaConfig};
+use crate::error::{Code, Error, Result};
+use crate::metadata::{DeviceDescriptor, RdmaHeader};
+use crate::registry::{Access, Refusal as RegistryRefusal, Registry};
+use crate::sys::MemoryRange;
+use crate::sys::background::Background;
+use crate::sys::epoll::{Epoll, Events, Interest};
+use crate::telemetry::Counters;
+use crate::topology::{Link, Machine, NicChoice, Topology};
+
+/// How often deadlines are looked at while there is work.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How often, and how many times, when there is none: starting again costs a wake-up of the thread.
+const IDLE_TICK: Duration = Duration::from_millis(100);
+const IDLE_TICKS: usize = 20;
+
+/// How often a NIC's thread looks while callers poll.
+const ATTENDED_TICK: Duration = Duration::from_millis(1);
+
+/// Longest text that a peer may give as the path of its NIC.
+const PATH_MAX: usize = 1024;
+
+const TOKEN_WAKE: u64 = 0;
+const TOKEN_COMPLETION: u64 = 1;
+const TOKEN_EVENT: u64 = 2;
+
+/// Who wants to know of changes. Implemented by the engine; called on a NIC's thread.
+pub trait Observer: Send + Sync {
+    /// What peers are told of the NICs has changed. `header` makes what they are to be told now: to be called with a lock held that keeps the
+    /// last one last.
+    fn header_changed(&self, header: &dyn Fn() -> RdmaHeader);
+
+    /// The NIC at this place among [`Transport::devices`] can be used again, and does not know memory that was registered meanwhile.
+    fn device_returned(&self, device: usize);
+}
+
+/// What the transport's parts share.
+struct Shared {
+    this: Weak<Shared>,
+    server: String,
+    registry: Arc<Registry>,
+    counters: Arc<Counters>,
+    watchers: Arc<Watchers>,
+    observer: OnceLock<Weak<dyn Observer>>,
+    config: RdmaConfig,
+    round_robin: bool,
+    topology: Topology,
+    machine: Machine,
+    /// Names of all NICs; those that failed to start keep their places.
+    names: Vec<String>,
+    nics: Vec<Option<Arc<LocalNic>>>,
+    choice: NicChoice,
+    peers: RwLock<HashMap<u64, Arc<Peer>>>,
+    /// Pairs of NICs that have failed, and until when they are not used if there are others.
+    paused: RwLock<HashMap<(usize, Arc<str>), Instant>>,
+    has_paused: AtomicBool,
+    background: Background,
+    closing: OnceLock<Error>,
+}
+
+impl Shared {
+    fn nics(&self) -> impl Iterator<Item = &Arc<LocalNic>> {
+        self.nics.iter().flatten()
+    }
+
+    fn is_paused(&self, nic: usize, path: &Arc<str>, now: Instant) -> bool {
+        self.has_paused.load(Ordering::Relaxed) && self.paused.read().get(&(nic, path.clone())).is_some_and(|until| now < *until)
+    }
+
+    fn pause(&self, nic: usize, path: Arc<str>) {
+        let (now, mut paused) = (Instant::now(), self.paused.write());
+        paused.retain(|_, until| now < *until);
+        paused.insert((nic, path), now + self.config.rail_pause);
+        self.has_paused.store(true, Ordering::Relaxed);
+    }
+
+    fn peer(&self, segment: &Arc<dyn Segment>) -> Arc<Peer> {
+        if let Some(peer) = self.peers.read().get(&segment.id()) {
+            return peer.clone();
+        }
+        let peer = Arc::new(Peer::new(segment.clone(), self.round_robin));
+        self.peers.write().entry(segment.id()).or_insert(peer).clone()
+    }
+
+    /// Sends spans of one peer on their ways.
+    fn dispatch(&self, peer: &Arc<Peer>, spans: impl IntoIterator<Item = Span>) {
+        let mut planner = Planner::new(self, peer);
+        let mut missing = Vec::new();
+        for span in spans {
+            match planner.plan(span) {
+                Ok(()) => {}
+                Err(NotAtPeer(mut span)) if !span.has_missed => {
+                    span.has_missed = true;
+                    missing.push(span);
+                }
+                Err(NotAtPeer(span)) => {
+                    let text = format!(
+                        "{} bytes at {:#x} of {} are not (all) registered there for remote access",
+                        span.local.length(),
+                        span.remote_address,
+                        peer.segment.descriptor().name
+                    );
+                    span.end(Err(Error::new(Code::AddressNotRegistered, text)));
+                }
+            }
+        }
+        for (span, error) in planner.ended {
+            span.end(Err(error));
+        }
+        for rail in planner.rails {
+            if let Some(nic) = &self.nics[rail.nic] {
+                let fallout = nic.submit(&rail.path, peer, rail.spans);
+                self.settle(nic, fallout);
+            }
+        }
+        self.park(peer, missing);
+    }
+
+    /// Does what has come of a NIC's work, without any lock.
+    fn settle(&self, nic: &Arc<LocalNic>, fallout: Fallout) {
+        if fallout.is_empty() {
+            return;
+        }
+        let Fallout { done, ended, retries, failures, connect, pauses, dropped } = fallout;
+        drop(dropped);
+        for (group, task) in done {
+            group.end(task, Ok(()));
+        }
+        for (span, error) in ended {
+            span.end(Err(error));
+        }
+        for path in pauses {
+            self.pause(nic.index, path);
+        }
+        for (index, id, peer) in connect {
+            let (shared, to) = (self.this.clone(), nic.clone());
+            let job = move || {
+                if let Some(shared) = shared.upgrade() {
+                    connect::open(&shared, &to, index, id, &peer);
+                }
+            };
+            if self.background.run(job).is_err() {
+                let error = self.closing.get().cloned().unwrap_or_else(|| Error::new(Code::Limit, "no thread to connect on"));
+                let fallout = nic.retire(index, id, Some(error));
+                self.settle(nic, fallout);
+            }
+        }
+        let mut again: Vec<Span> = retries;
+        for (mut span, error) in failures {
+            // A refused key is tried again only if the peer has another one.
+            span.attempt += u16::from(!span.is_refused);
+            if u32::from(span.attempt) >= self.config.retry_count && !span.is_refused {
+                span.end(Err(error));
+            } else {
+                again.push(span);
+            }
+        }
+        while let Some(last) = again.last() {
+            let peer = last.group().peer.clone();
+            let of_peer = again.extract_if(.., |span| Arc::ptr_eq(&span.group().peer, &peer)).collect();
+            self.park(&peer, of_peer);
+        }
+    }
+
+    /// Keeps spans until the peer's present descriptor is there, then plans them again.
+    fn park(&self, peer: &Arc<Peer>, mut spans: Vec<Span>) {
+        let mut kept = Vec::with_capacity(spans.len());
+        for span in spans.drain(..) {
+            match span.task().doomed().or_else(|| self.closing.get().cloned()) {
+                Some(error) => span.end(Err(error)),
+                None => kept.push(span),
+            }
+        }
+        if kept.is_empty() {
+            return;
+        }
+        {
+            let mut waiting = peer.waiting.lock();
+            waiting.parked.append(&mut kept);
+            if std::mem::replace(&mut waiting.is_asking, true) {
+                return;
+            }
+        }
+        // Its thread looks at deadlines of what is parked.
+        self.nics().take(1).for_each(|nic| nic.wake_sleeper());
+        let (shared, to) = (self.this.clone(), peer.clone());
+        let job = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.ask(&to);
+            }
+        };
+        if self.background.run(job).is_err() {
+            let error = self.closing.get().cloned().unwrap_or_else(|| Error::new(Code::Limit, "no thread to ask the peer on"));
+            let spans = {
+                let mut waiting = peer.waiting.lock();
+                waiting.is_asking = false;
+                std::mem::take(&mut waiting.parked)
+            };
+            spans.into_iter().for_each(|span| span.end(Err(error.clone())));
+        }
+    }
+
+    /// Fetches the peer's descriptor and plans what waits for it, until nothing does. Blocks.
+    fn ask(&self, peer: &Arc<Peer>) {
+        loop {
+            {
+                let mut guard = peer.waiting.lock();
+                let waiting = &mut *guard;
+                if waiting.parked.is_empty() {
+                    waiting.is_asking = false;
+                    return;
+                }
+                std::mem::swap(&mut waiting.parked, &mut waiting.asking);
+            }
+            let refreshed = peer.segment.refresh();
+            let spans = std::mem::take(&mut peer.waiting.lock().asking);
+            match refreshed {
+                Ok(_) => self.dispatch(peer, spans),
+                Err(error) => spans.into_iter().for_each(|span| span.end(Err(error.clone()))),
+            }
+        }
+    }
+
+    /// Ends what is to be given up and can be, wherever it is.
+    fn abandon(&self, matches: &dyn Fn(&Slice) -> bool, error: &dyn Fn(&Slice) -> Error) {
+        for nic in self.nics() {
+            let fallout = nic.abandon(matches, error);
+            self.settle(nic, fallout);
+            nic.wake();
+        }
+        self.end_parked(|span| matches(span.slice()).then(|| error(span.slice())));
+    }
+
+    /// Ends parked spans that `error` has something against. True if others are left.
+    fn end_parked(&self, error: impl Fn(&Span) -> Option<Error>) -> bool {
+        let peers: Vec<_> = self.peers.read().values().cloned().collect();
+        let mut are_left = false;
+        for peer in peers {
+            let mut ended = Vec::new();
+            {
+                let mut guard = peer.waiting.lock();
+                let waiting = &mut *guard;
+                for list in [&mut waiting.parked, &mut waiting.asking] {
+                    for span in std::mem::take(list) {
+                        match error(&span) {
+                            Some(error) => ended.push((span, error)),
+                            None => list.push(span),
+                        }
+                    }
+                    are_left |= !list.is_empty();
+                }
+            }
+            ended.into_iter().for_each(|(span, error)| span.end(Err(error)));
+        }
+        are_left
+    }
+
+    fn header_changed(&self) {
+        if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
+            observer.header_changed(&|| self.header());
+        }
+    }
+
+    /// What peers are told of the NICs.
+    fn header(&self) -> RdmaHeader {
+        let mut devices = Vec::new();
+        let mut active = Vec::new();
+        for (name, nic) in self.names.iter().zip(&self.nics) {
+            let address = nic.as_ref().map(|nic| nic.device.address());
+            let (gid, lid) = address.map_or_else(Default::default, |address| (address.gid, address.lid));
+            devices.push(DeviceDescriptor { name: name.clone(), lid, gid: gid.to_string() });
+            if nic.as_ref().is_some_and(|nic| nic.device.is_active()) {
+                active.push(name);
+            }
+        }
+        let mut priority_matrix = self.topology.matrix().clone();
+        for (preferred, available) in priority_matrix.values_mut() {
+            preferred.retain(|name| active.contains(&name));
+            available.retain(|name| active.contains(&name));
+        }
+        RdmaHeader { server_name: self.server.clone(), devices, priority_matrix }
+    }
+
+    /// The loop of a NIC's thread.
+    fn run(&self, nic: &Arc<LocalNic>, epoll: &Epoll, is_first: bool) {
+        let mut events = Events::with_capacity(8);
+        let mut next_tick = Instant::now();
+        let mut needs_clock = false;
+        let mut idle_ticks = 0;
+        while !(self.closing.get().is_some() && nic.is_flushed()) {
+            let fallout = nic.drive();
+            self.settle(nic, fallout);
+            let now = Instant::now();
+            if now >= next_tick {
+                let (fallout, mut needs) = nic.expire(now);
+                self.settle(nic, fallout);
+                if is_first {
+                    needs |= self.end_parked(|span| (now >= span.expiry(span.group().started)).then(|| span.timeout(now)));
+                }
+                needs_clock = needs;
+                idle_ticks = if needs { 0 } else { idle_ticks + 1 };
+                next_tick = now + if needs { TICK } else { IDLE_TICK };
+            }
+            let is_attended = nic.decide_attended(&self.watchers);
+            if !is_attended {
+                nic.arm();
+                let fallout = nic.drive();
+                if !fallout.is_empty() {
+                    self.settle(nic, fallout);
+                    continue;
+                }
+            }
+            let rest = next_tick.saturating_duration_since(Instant::now());
+            let timeout = match is_attended {
+                true => Some(ATTENDED_TICK.min(rest)),
+                false if needs_clock || idle_ticks < IDLE_TICKS || self.closing.get().is_some() => Some(rest),
+                false if nic.begin_sleep() => None,
+                false => Some(Duration::ZERO),
+            };
+            let Ok(ready) = epoll.wait(&mut events, timeout) else { return };
+            let mut has_events = false;
+            for event in ready {
+                match event.token {
+                    TOKEN_WAKE => {
+                        nic.wake.clear();
+                        next_tick = Instant::now();
+                        idle_ticks = 0;
+                    }
+                    TOKEN_COMPLETION => {
+                        if let Err(error) = nic.channel.take_events() {
+                            tracing::error!("{} tells nothing of completions: {error}", nic.device.name());
+                        }
+                    }
+                    _ => has_events = true,
+                }
+            }
+            if has_events {
+                self.take_events(nic, epoll);
+            }
+        }
+    }
+
+    /// What the device says of itself.
+    fn take_events(&self, nic: &Arc<LocalNic>, epoll: &Epoll) {
+        loop {
+            let event = match nic.device.context().next_event() {
+                Ok(Some(event)) => event,
+                Ok(None) => return,
+                Err(error) => {
+                    // It would be reported ready again and again.
+                    let _ = epoll.remove(&nic.device.context().async_descriptor());
+                    self.deactivate(nic, &format!("its events cannot be read ({error})"));
+                    return;
+                }
+            };
+            tracing::info!("{}: {event:?}", nic.device.name());
+            let is_ours = |port: u8| port == self.config.port;
+            match event {
+                AsyncEvent::DeviceFatal => self.deactivate(nic, "the device has failed"),
+                AsyncEvent::CompletionQueueError => self.deactivate(nic, "a completion queue has failed"),
+                AsyncEvent::PortError(port) if is_ours(port) => self.deactivate(nic, "its port is down"),
+                AsyncEvent::LidChange(port) | AsyncEvent::GidChange(port) | AsyncEvent::PortActive(port) if is_ours(port) => {
+                    self.readdress(nic);
+                }
+                AsyncEvent::QueuePairFatal(number) => {
+                    let fallout = nic.retire_pair(number);
+                    self.settle(nic, fallout);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The NIC cannot be used: its work goes elsewhere, and peers are told.
+    fn deactivate(&self, nic: &Arc<LocalNic>, reason: &str) {
+        let error = Error::new(Code::Context, format!("{} is not used any more: {reason}", nic.device.name()));
+        nic.device.set_active(false);
+        let fallout = nic.retire_all(None, Some(&error));
+        self.settle(nic, fallout);
+        self.header_changed();
+    }
+
+    /// The NIC's port or address has changed: perhaps it can be used again.
+    fn readdress(&self, nic: &Arc<LocalNic>) {
+        match nic.device.refresh_address(&self.machine) {
+            Err(error) => {
+                if nic.device.is_active() {
+                    self.deactivate(nic, error.message());
+                }
+            }
+            Ok(has_changed) => {
+                let was_active = nic.device.is_active();
+                if has_changed && was_active {
+                    let error = Error::new(Code::Context, format!("{} has another address", nic.device.name()));
+                    let fallout = nic.retire_all(None, Some(&error));
+                    self.settle(nic, fallout);
+                }
+                if !was_active {
+                    tracing::info!("{} is used again", nic.device.name());
+                    nic.device.set_active(true);
+                    if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
+                        observer.device_returned(nic.index);
+                    }
+                }
+                if has_changed || !was_active {
+                    self.header_changed();
+                }
+            }
+        }
+    }
+}
+
+/// The transport named `rdma`.
+pub struct RdmaTransport {
+    shared: Arc<Shared>,
+    devices: Vec<Arc<dyn Device>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A NIC that failed to start. It keeps its place, so that keys of the others keep theirs.
+struct Missing {
+    name: String,
+}
+
+impl Device for Missing {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    fn max_mr_size(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn is_active(&self) -> bool {
+        false
+    }
+
+    fn register(&self, _chunk: MemoryRange, _remote_accessible: bool) -> Result<crate::registry::MemoryKey> {
+        Err(Error::quiet(Code::DeviceNotFound, format!("{} failed to start", self.name)))
+    }
+
+    fn deregister(&self, _key: &crate::registry::MemoryKey) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl RdmaTransport {
+    /// Opens the topology's NICs and starts a thread for each. `name` is the engine's; `watchers` is read: see [`Transport::watch`].
+    ///
+    /// DeviceNotFound where there is no verbs library or no NIC that can be used; Limit when the process has no descriptor or thread left.
+    pub fn start(
+        name: &str,
+        topology: Topology,
+        registry: Arc<Registry>,
+        counters: Arc<Counters>,
+        watchers: Arc<Watchers>,
+        config: &Config,
+    ) -> Result<Arc<RdmaTransport>> {
+        let library = device::load_library(&config.rdma)?;
+        let names: Vec<String> = topology.nics().into_iter().map(str::to_string).collect();
+        let machine = Machine::default();
+        let server = match &config.rdma.bind_address {
+            Some(host) => format!("{host}:{}", name.rsplit_once(':').map_or("", |(_, port)| port)),
+            None => name.to_string(),
+        };
+        let mut nics: Vec<Option<Arc<LocalNic>>> = Vec::new();
+        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        let mut failure = None;
+        for (index, name) in names.iter().enumerate() {
+            let opened = Nic::open(library, &machine, name, &config.rdma)
+                .and_then(|device| LocalNic::new(index, format!("{server}@{name}"), Arc::new(device), &config.rdma));
+            match opened {
+                Ok(nic) => {
+                    devices.push(nic.device.clone());
+                    nics.push(Some(Arc::new(nic)));
+                }
+                Err(error) => {
+                    tracing::warn!("{name} is left out");
+                    failure.get_or_insert(error);
+                    devices.push(Arc::new(Missing { name: name.clone() }));
+                    nics.push(None);
+                }
+            }
+        }
+        if nics.iter().all(Option::is_none) {
+            let reason = failure.map_or("the topology names none".to_string(), |error| error.message().to_string());
+            return Err(Error::new(Code::DeviceNotFound, format!("no RDMA device can be used: {reason}")));
+        }
+        let shared = Arc::new_cyclic(|this| Shared {
+            this: this.clone(),
+            server,
+            registry,
+            counters,
+            watchers,
+            observer: OnceLock::new(),
+            config: config.rdma.clone(),
+            round_robin: config.topology.round_robin,
+            choice: NicChoice::new(topology.matrix(), &names, config.topology.round_robin),
+            topology,
+            machine,
+            names,
+            nics,
+            peers: RwLock::default(),
+            paused: RwLock::default(),
+            has_paused: AtomicBool::new(false),
+            background: Background::new("te-rdma-find"),
+            closing: OnceLock::new(),
+        });
+        let transport = Arc::new(RdmaTransport { shared: shared.clone(), devices, threads: Mutex::default() });
+        for (number, nic) in shared.nics().enumerate() {
+            let limit = |what: &str, error: std::io::Error| {
+                let text = format!("cannot start the RDMA transport: {what}: {error}; check ulimit -n and ulimit -u");
+                Error::new(Code::Limit, text)
+            };
+            let epoll = Epoll::new()
+                .and_then(|epoll| {
+                    epoll.add(&nic.wake, Interest::READ, TOKEN_WAKE)?;
+                    epoll.add(&nic.channel.descriptor(), Interest::READ, TOKEN_COMPLETION)?;
+                    epoll.add(&nic.device.context().async_descriptor(), Interest::READ, TOKEN_EVENT)?;
+                    Ok(epoll)
+                })
+                .map_err(|error| limit("no event descriptor", error))?;
+            let (of_thread, nic) = (shared.clone(), nic.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("te-rdma-{}", nic.index))
+                .spawn(move || of_thread.run(&nic, &epoll, number == 0))
+                .map_err(|error| limit("no thread", error))?;
+            transport.threads.lock().push(thread);
+        }
+        Ok(transport)
+    }
+
+    /// Has somebody told of changes, from now on; once.
+    pub fn observe(&self, observer: Weak<dyn Observer>) {
+        self.shared.observer.get_or_init(|| observer);
+    }
+
+    /// What peers are told of the NICs now.
+    pub fn header(&self) -> RdmaHeader {
+        self.shared.header()
+    }
+
+    /// Tasks of slices whose local memory may be used; the others end.
+    fn admit(&self, slices: Vec<Slice>) -> Vec<Task> {
+        let mut tasks = Vec::with_capacity(slices.len());
+        let mut refused = Vec::new();
+        self.shared.registry.read(|view| {
+            for slice in slices {
+                match view.acquire(slice.local.address(), slice.local.length(), Access::Local) {
+                    Ok(guards) => tasks.push(Task::new(slice, guards)),
+                    Err(refusal) => refused.push((slice, refusal)),
+                }
+            }
+        });
+        for (slice, refusal) in refused {
+            let why = match refusal {
+                RegistryRefusal::Draining => "is being unregistered",
+                RegistryRefusal::NotRegistered | RegistryRefusal::NotAccessible => "is not (all) registered",
+            };
+            let (address, length) = (slice.local.address(), slice.local.length());
+            let text = format!("local memory [{address:#x}, +{length}) {why}; RDMA needs it registered");
+            slice.finish(Err(Error::new(Code::AddressNotRegistered, text)));
+        }
+        tasks
+    }
+}
+
+impl Transport for RdmaTransport {
+    fn protocol(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+
+    fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
+        let tasks = self.admit(slices);
+        if tasks.is_empty() {
+            return;
+        }
+        let peer = self.shared.peer(segment);
+        let group = Arc::new(Group { peer: peer.clone(), tasks: tasks.into(), started: Instant::now() });
+        let spans = (0..group.tasks.len() as u32).map(|task| Span::whole(&group, task));
+        self.shared.dispatch(&peer, spans);
+    }
+
+    fn cancel(&self) {
+        let error = Error::quiet(Code::Canceled, "cancelled by the caller");
+        self.shared.abandon(&|slice| slice.completion.is_cancelled(), &|_| error.clone());
+    }
+
+    fn evict(&self, range: MemoryRange) {
+        let error = |slice: &Slice| {
+            let (address, length) = (slice.local.address(), slice.local.length());
+            Error::quiet(Code::Canceled, format!("local memory [{address:#x}, +{length}) was unregistered during the transfer"))
+        };
+        self.shared.abandon(&|slice| slice.local.intersects(&range), &error);
+    }
+
+    fn poll(&self) {
+        for nic in self.shared.nics() {
+            let fallout = nic.poll();
+            self.shared.settle(nic, fallout);
+        }
+    }
+
+    fn watch(&self) {
+        for nic in self.shared.nics() {
+            nic.watch();
+        }
+    }
+
+    fn forget(&self, segment: u64) {
+        // Spans that are under way hold their peer; connections may be in use by the peer, too, and stay until there are too many.
+        self.shared.peers.write().remove(&segment);
+    }
+
+    fn links(&self) -> Vec<Link> {
+        self.shared.nics().filter(|nic| nic.device.is_active()).map(|nic| nic.device.link()).collect()
+    }
+
+    fn loads(&self) -> Vec<NicLoad> {
+        self.shared.nics().map(|nic| nic.load()).collect()
+    }
+
+    fn accept(&self, request: &serde_json::Value) -> Option<serde_json::Value> {
+        Some(connect::accept(&self.shared, request))
+    }
+
+    fn shutdown(&self, reason: Error) {
+        let shared = &self.shared;
+        shared.closing.get_or_init(|| reason.clone());
+        for nic in shared.nics() {
+            let fallout = nic.retire_all(Some(&reason), None);
+            shared.settle(nic, fallout);
+            nic.wake();
+        }
+        shared.background.close();
+        shared.end_parked(|_| Some(reason.clone()));
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            // The last reference may be dropped by one of the threads themselves.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+        shared.peers.write().clear();
+    }
+}
+
+impl Drop for RdmaTransport {
+    fn drop(&mut self) {
+        self.shutdown(Error::quiet(Code::Canceled, "the transport was dropped"));
+    }
+}

@@ -1,0 +1,142 @@
+//! A segment that is submitted to: its memory as the peer describes it, and spans that wait for a fresh description.
+//!
+//! `view` is replaced as a whole when the descriptor is another one. Of the spans that wait, those in `asking` wait for the request that
+//! is under way, those in `parked` for the next; both are moved, and none is lost or seen twice, under the one lock.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::work::Span;
+use crate::metadata::{BufferDescriptor, SegmentDescriptor};
+use crate::topology::NicChoice;
+use crate::transport::Segment;
+
+/// A peer's descriptor, made ready for looking things up.
+pub(super) struct View {
+    descriptor: Arc<SegmentDescriptor>,
+    /// Places of buffers that peers may touch, by address.
+    by_address: Vec<u32>,
+    /// Which of its NICs serves which memory.
+    pub choice: NicChoice,
+    /// Its NICs' paths, in the order of the keys.
+    pub paths: Vec<Arc<str>>,
+}
+
+impl View {
+    pub fn new(descriptor: Arc<SegmentDescriptor>, round_robin: bool) -> View {
+        let buffers = &descriptor.buffers;
+        let mut by_address: Vec<u32> = (0..buffers.len() as u32).filter(|at| !buffers[*at as usize].rkey.is_empty()).collect();
+        by_address.sort_by_key(|at| buffers[*at as usize].address);
+        let names: Vec<&str> = descriptor.devices.iter().map(|device| device.name.as_str()).collect();
+        let server = match descriptor.rdma_server_name.as_str() {
+            "" => &descriptor.name,
+            server => server,
+        };
+        let paths = names.iter().map(|name| format!("{server}@{name}").into()).collect();
+        let choice = NicChoice::new(&descriptor.priority_matrix, &names, round_robin);
+        View { by_address, choice, paths, descriptor }
+    }
+
+    /// The entry that holds the byte at `address`. O(log entries); `hint` is where the last one was.
+    pub fn find(&self, address: u64, hint: &mut usize) -> Option<&BufferDescriptor> {
+        let buffer = |place: usize| self.by_address.get(place).map(|at| &self.descriptor.buffers[*at as usize]);
+        let holds = |buffer: &&BufferDescriptor| address.wrapping_sub(buffer.address) < buffer.length;
+        if let Some(found) = buffer(*hint).filter(holds) {
+            return Some(found);
+        }
+        let after = self.by_address.partition_point(|at| self.descriptor.buffers[*at as usize].address <= address);
+        *hint = after.checked_sub(1)?;
+        buffer(*hint).filter(holds)
+    }
+
+    /// Name of a NIC.
+    pub fn name(&self, device: usize) -> &str {
+        self.descriptor.devices.get(device).map_or("", |device| &device.name)
+    }
+
+    /// GID text and LID of the NIC with this path.
+    pub fn device_at(&self, path: &str) -> Option<(&str, u16)> {
+        let place = self.paths.iter().position(|known| &**known == path)?;
+        self.descriptor.devices.get(place).map(|device| (device.gid.as_str(), device.lid))
+    }
+}
+
+/// Spans that wait for a descriptor.
+#[derive(Default)]
+pub(super) struct Waiting {
+    pub parked: Vec<Span>,
+    pub asking: Vec<Span>,
+    /// Whether somebody asks, and will ask for what is parked meanwhile.
+    pub is_asking: bool,
+}
+
+/// A segment, as this transport keeps it.
+pub(super) struct Peer {
+    pub segment: Arc<dyn Segment>,
+    pub waiting: Mutex<Waiting>,
+    round_robin: bool,
+    view: RwLock<Arc<View>>,
+}
+
+impl Peer {
+    pub fn new(segment: Arc<dyn Segment>, round_robin: bool) -> Peer {
+        let view = RwLock::new(Arc::new(View::new(segment.descriptor(), round_robin)));
+        Peer { segment, waiting: Mutex::default(), round_robin, view }
+    }
+
+    /// The descriptor as it is known now.
+    pub fn view(&self) -> Arc<View> {
+        let descriptor = self.segment.descriptor();
+        let view = self.view.read().clone();
+        if Arc::ptr_eq(&view.descriptor, &descriptor) {
+            return view;
+        }
+        let view = Arc::new(View::new(descriptor, self.round_robin));
+        *self.view.write() = view.clone();
+        view
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::DeviceDescriptor;
+
+    #[test]
+    fn entries_are_found_by_any_of_their_bytes_unless_they_are_not_for_peers() {
+        let buffer =
+            |address, length, rkey: &[u32]| BufferDescriptor { name: "*".into(), address, length, lkey: vec![], rkey: rkey.into() };
+        let descriptor = SegmentDescriptor {
+            name: "host:1".into(),
+            buffers: vec![
+                buffer(8192, 4096, &[1]),
+                buffer(4096, 4096, &[2]),
+                buffer(1 << 20, 10, &[]),
+                buffer(u64::MAX - 9, 10, &[3]),
+            ],
+            devices: vec![DeviceDescriptor { name: "nic".into(), lid: 3, gid: "g".into() }],
+            ..SegmentDescriptor::default()
+        };
+        let view = View::new(Arc::new(descriptor), false);
+        let mut hint = 0;
+        let key = |address, hint: &mut usize| view.find(address, hint).map(|buffer| buffer.rkey[0]);
+        for (address, expected) in [
+            (4095, None),
+            (4096, Some(2)),
+            (8191, Some(2)),
+            (8192, Some(1)),
+            (12287, Some(1)),
+            (12288, None),
+            (1 << 20, None),
+            (0, None),
+            (u64::MAX, Some(3)),
+            (u64::MAX - 10, None),
+        ] {
+            assert_eq!(key(address, &mut hint), expected, "{address:#x}");
+            assert_eq!(key(address, &mut 0), expected, "{address:#x}");
+        }
+        assert_eq!(view.paths, ["host:1@nic".into()]);
+        assert_eq!((view.device_at("host:1@nic"), view.device_at("host:2@nic")), (Some(("g", 3)), None));
+    }
+}

@@ -1,0 +1,272 @@
+//! NICs of a real kernel: soft-RoCE and soft-iWARP, which "make test-lab" brings up in a virtual machine. Ignored elsewhere, since they
+//! need such devices and the right to take their links down.
+#![cfg(feature = "rdma")]
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use transfer_engine::config::Config;
+use transfer_engine::sys::MemoryRange;
+use transfer_engine::topology::{Machine, Topology};
+use transfer_engine::transport::Opcode;
+use transfer_engine::transport::device::{Device, MemoryKey};
+use transfer_engine::transport::rdma::device::{Nic, PeerQueuePair, load_library};
+use transfer_engine::transport::rdma::verbs::{AsyncEvent, CompletionChannel, CompletionQueue, Outcome, QueuePair, WorkRequest};
+
+/// The lab's devices of a driver, with the addresses of their network interfaces.
+fn devices(driver: &str) -> BTreeMap<String, String> {
+    let listed = std::env::var("RDMA_LAB_DEVICES").expect("this test runs in the lab: make test-lab");
+    let pairs = listed.split_whitespace().filter_map(|entry| entry.split_once('='));
+    pairs.filter(|(name, _)| name.starts_with(driver)).map(|(name, address)| (name.to_string(), address.to_string())).collect()
+}
+
+fn open(name: &str) -> Nic {
+    let config = Config::default().rdma;
+    Nic::open(load_library(&config).unwrap(), &Machine::default(), name, &config).unwrap()
+}
+
+/// Memory regions on a device, as the kernel counts them.
+fn regions(device: &str) -> usize {
+    // Without details it shows none, and as JSON neither.
+    run("rdma", &["-d", "resource", "show", "mr", "dev", device]).lines().count()
+}
+
+/// Runs a program that succeeds, and returns what it prints.
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The network interface of a device, with what the kernel forgets when it goes and the lab's devices need to reach each other.
+struct Interface {
+    name: String,
+    forgotten: Vec<String>,
+}
+
+impl Interface {
+    fn of(device: &str) -> Interface {
+        let name = Machine::default().nic(device).unwrap().port(1).unwrap().gids[1].net_device.clone().unwrap();
+        let routes = run("ip", &["-4", "route", "show", "table", "all"]);
+        let own_table = format!(" dev {name} table 1");
+        let routes = routes.lines().filter(|route| route.contains(&own_table)).map(|route| format!("route replace {route}"));
+        let neighbours = run("ip", &["neigh", "show", "dev", &name, "nud", "permanent"]);
+        let neighbours =
+            neighbours.lines().map(|entry| format!("neigh replace {} dev {name} nud permanent", entry.replace(" PERMANENT", "")));
+        let forgotten = routes.chain(neighbours).collect();
+        Interface { name, forgotten }
+    }
+
+    fn take_down(&self) {
+        run("ip", &["link", "set", &self.name, "down"]);
+    }
+
+    fn bring_up(&self) {
+        run("ip", &["link", "set", &self.name, "up"]);
+        for command in &self.forgotten {
+            run("ip", &command.split_whitespace().collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Memory of the test.
+struct Memory(Vec<u8>);
+
+impl Memory {
+    fn new(length: usize) -> Memory {
+        Memory(vec![0; length])
+    }
+
+    fn range(&self, offset: usize, length: usize) -> MemoryRange {
+        let bytes = &self.0[offset..offset + length];
+        // SAFETY: the test keeps the memory until the devices have let it go, and looks at it only when nothing is under way.
+        #[allow(unsafe_code)]
+        unsafe { MemoryRange::new(bytes.as_ptr() as u64, length as u64) }.unwrap()
+    }
+}
+
+/// Two queue pairs that are connected to each other.
+struct Wire {
+    queue: Arc<CompletionQueue>,
+    pairs: [QueuePair; 2],
+}
+
+impl Wire {
+    fn new(nics: [&Nic; 2]) -> Wire {
+        let queues = nics.map(|nic| nic.make_completion_queue(None).unwrap());
+        let pairs = [0, 1].map(|side| nics[side].make_queue_pair(&queues[side]).unwrap());
+        let peer = |side: usize| PeerQueuePair {
+            number: pairs[side].number(),
+            gid: nics[side].address().gid,
+            lid: nics[side].address().lid,
+        };
+        nics[0].connect(&pairs[0], &peer(1)).unwrap();
+        nics[1].connect(&pairs[1], &peer(0)).unwrap();
+        let [queue, _] = queues;
+        Wire { queue, pairs }
+    }
+
+    /// Waits for the next completion of the first side.
+    fn wait(&self, what: impl std::fmt::Debug) -> (u64, Outcome) {
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut found = None;
+        while found.is_none() {
+            assert!(Instant::now() < until, "no completion of {what:?}");
+            self.queue.poll(1, |completion| found = Some((completion.id, completion.outcome))).unwrap();
+        }
+        found.unwrap()
+    }
+}
+
+fn request(opcode: Opcode, local: MemoryRange, local_key: &MemoryKey, remote: MemoryRange, remote_key: &MemoryKey) -> WorkRequest {
+    let (local_key, remote_address, remote_key) = (local_key.lkey, remote.address(), remote_key.rkey);
+    WorkRequest { id: local.length(), opcode, local, local_key, remote_address, remote_key }
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn the_machine_is_discovered_without_verbs() {
+    let topology = Topology::discover(&Machine::default(), &[]);
+    let rxe = devices("rxe");
+    assert!(rxe.len() >= 2);
+    for (name, address) in &rxe {
+        assert!(topology.nics().contains(&name.as_str()), "{topology:?}");
+        let link = topology.links(&Machine::default(), 1, None).into_iter().find(|link| link.device == *name).unwrap();
+        let ends: Vec<String> = address.split('.').map(|part| format!("{:02x}", part.parse::<u8>().unwrap())).collect();
+        let (gid, index) = link.gid.unwrap();
+        assert!(gid.to_string().ends_with(&format!("ff:ff:{}", ends.join(":"))) && index == 1, "{gid}");
+        // What verbs tell is the same.
+        assert_eq!(open(name).link().gid, link.gid);
+    }
+    let one = rxe.keys().next().unwrap();
+    assert_eq!(Topology::discover(&Machine::default(), std::slice::from_ref(one)).nics(), [one]);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn memory_is_registered_and_given_back_exactly_on_every_device() {
+    let memory = Memory::new(256 * 4096);
+    let names = devices("");
+    let nics: Vec<Nic> = names.keys().map(|name| open(name)).collect();
+    let before: Vec<usize> = names.keys().map(|name| regions(name)).collect();
+    let keys: Vec<Vec<MemoryKey>> = nics
+        .iter()
+        .map(|nic| (0..256).map(|page| nic.register(memory.range(page * 4096, 4096), page % 2 == 0).unwrap()).collect())
+        .collect();
+    for (name, before) in names.keys().zip(&before) {
+        assert_eq!(regions(name), before + 256, "{name}");
+    }
+    for (nic, keys) in nics.iter().zip(&keys) {
+        keys.iter().for_each(|key| nic.deregister(key).unwrap());
+    }
+    assert_eq!(names.keys().map(|name| regions(name)).collect::<Vec<_>>(), before);
+    // What is not given back goes with the NIC.
+    let nic = &nics[0];
+    nic.register(memory.range(0, 4096), true).unwrap();
+    drop(nics);
+    assert_eq!(names.keys().map(|name| regions(name)).collect::<Vec<_>>(), before);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn what_cannot_be_pinned_is_refused_and_says_why() {
+    let name = devices("rxe").into_keys().next().unwrap();
+    let nic = open(&name);
+    // SAFETY: nothing is there, which is what the test is about.
+    #[allow(unsafe_code)]
+    let nothing = unsafe { MemoryRange::new(1 << 20, 8192) }.unwrap();
+    let error = nic.register(nothing, true).unwrap_err();
+    for part in ["0x100000", "8192 bytes", name.as_str(), "errno 14", "RLIMIT_MEMLOCK"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    // Text of the program, which is mapped for reading only, can be read by peers.
+    let text: &'static [u8; 16] = b"for reading only";
+    // SAFETY: a constant of the program; the device does not write to it.
+    #[allow(unsafe_code)]
+    let constant = unsafe { MemoryRange::new(text.as_ptr() as u64, 16) }.unwrap();
+    let key = nic.register(constant, true).unwrap();
+    let memory = Memory::new(16);
+    let local = nic.register(memory.range(0, 16), false).unwrap();
+    let wire = Wire::new([&nic, &nic]);
+    wire.pairs[0].post(&[request(Opcode::Read, memory.range(0, 16), &local, constant, &key)]).unwrap();
+    assert_eq!(wire.wait("it"), (16, Outcome::Success));
+    assert_eq!(&memory.0, text);
+    wire.pairs[0].post(&[request(Opcode::Write, memory.range(0, 16), &local, constant, &key)]).unwrap();
+    assert_eq!(wire.wait("it").1, Outcome::RemoteAccess);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn bytes_move_between_two_devices_in_both_directions() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let nics = [open(&names[0]), open(&names[1])];
+    let wire = Wire::new([&nics[0], &nics[1]]);
+    const MOST: usize = 4 << 20;
+    let (mut ours, mut theirs) = (Memory::new(MOST), Memory::new(MOST));
+    ours.0.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    let keys = [nics[0].register(ours.range(0, MOST), false).unwrap(), nics[1].register(theirs.range(0, MOST), true).unwrap()];
+    for length in [1, 4095, 65536, MOST] {
+        theirs.0[..length].fill(0);
+        wire.pairs[0].post(&[request(Opcode::Write, ours.range(0, length), &keys[0], theirs.range(0, length), &keys[1])]).unwrap();
+        assert_eq!(wire.wait(length), (length as u64, Outcome::Success));
+        assert!(ours.0[..length] == theirs.0[..length], "write of {length} bytes");
+        theirs.0[..length].iter_mut().for_each(|byte| *byte ^= 0xff);
+        wire.pairs[0].post(&[request(Opcode::Read, ours.range(0, length), &keys[0], theirs.range(0, length), &keys[1])]).unwrap();
+        assert_eq!(wire.wait(length), (length as u64, Outcome::Success));
+        assert!(ours.0[..length] == theirs.0[..length], "read of {length} bytes");
+    }
+    // A key that was given back opens nothing any more.
+    nics[1].deregister(&keys[1]).unwrap();
+    wire.pairs[0].post(&[request(Opcode::Read, ours.range(0, 1), &keys[0], theirs.range(0, 1), &keys[1])]).unwrap();
+    assert_eq!(wire.wait("it").1, Outcome::RemoteAccess);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn a_completion_wakes_a_sleeper() {
+    let name = devices("rxe").into_keys().next().unwrap();
+    let nic = open(&name);
+    let channel = CompletionChannel::new(nic.context()).unwrap();
+    let queue = nic.make_completion_queue(Some(&channel)).unwrap();
+    let pair = nic.make_queue_pair(&queue).unwrap();
+    let address = nic.address();
+    nic.connect(&pair, &PeerQueuePair { number: pair.number(), gid: address.gid, lid: address.lid }).unwrap();
+    let memory = Memory::new(4096);
+    let key = nic.register(memory.range(0, 4096), true).unwrap();
+    assert_eq!(channel.take_events().unwrap(), 0);
+    queue.request_notification().unwrap();
+    pair.post(&[request(Opcode::Write, memory.range(0, 100), &key, memory.range(1000, 100), &key)]).unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while channel.take_events().unwrap() == 0 {
+        assert!(Instant::now() < until, "no event");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut outcomes = Vec::new();
+    queue.poll(2, |completion| outcomes.push(completion.outcome)).unwrap();
+    assert_eq!(outcomes, [Outcome::Success]);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn a_link_that_goes_and_comes_is_told() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let nic = open(&names[1]);
+    let wait_for = |expected: AsyncEvent| {
+        let until = Instant::now() + Duration::from_secs(30);
+        while nic.context().next_event().unwrap() != Some(expected) {
+            assert!(Instant::now() < until, "no {expected:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let interface = Interface::of(&names[1]);
+    interface.take_down();
+    wait_for(AsyncEvent::PortError(1));
+    assert!(nic.refresh_address(&Machine::default()).unwrap_err().message().contains("is not active"));
+    assert!(!Topology::discover(&Machine::default(), &[]).nics().contains(&names[1].as_str()));
+    interface.bring_up();
+    wait_for(AsyncEvent::PortActive(1));
+    nic.refresh_address(&Machine::default()).unwrap();
+    assert!(Topology::discover(&Machine::default(), &[]).nics().contains(&names[1].as_str()));
+}
