@@ -725,13 +725,19 @@ mod loom_tests {
 
     #[test]
     fn what_moves_is_found() {
-        // The second region finds no gap at its place, so 40 makes room.
+        // The second region finds no gap before its place, and takes one of the two slots of 40.
         let insert_two = |model: &Model| {
             model.insert(20);
             model.insert(30);
         };
         model(&[10, 40], insert_two, |model| assert!(model.finds(40)));
         model(&[10, 40], insert_two, |model| assert!(model.finds(10)));
+        // The gap that 50 leaves is the last slot, so 30 moves into the one that 40 has besides.
+        let move_up = |model: &Model| {
+            model.remove(50);
+            model.insert(20);
+        };
+        model(&[10, 30, 40, 50], move_up, |model| assert!(model.finds(30)));
     }
 
     #[test]
