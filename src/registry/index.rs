@@ -303,8 +303,9 @@ impl Top {
     unsafe fn predecessor<'g>(&self, address: u64, guard: &'g Guard) -> Option<Entry<'g>> {
         let mut at = self.locate(address);
         loop {
-            // SAFETY: passed on to the caller, here and below.
+            // SAFETY: passed on to the caller.
             let leaf = unsafe { self.leaf(at, guard) }?;
+            // SAFETY: as above.
             let (Slot { start, length, region }, version) = unsafe { leaf.predecessor(address) };
             if let Some(region) = NonNull::new(region) {
                 return Some(Entry { start, length, region, at, leaf, version, pin: PhantomData });
@@ -471,9 +472,10 @@ impl Writer {
     /// Puts the region into the leaf or, if that begins at or below its start, the next one.
     fn insert_from(&mut self, at: usize, item: Slot) {
         self.length += 1;
-        // SAFETY: this is the only writer, here and below.
+        // SAFETY: this is the only writer.
         let top = unsafe { self.shared.top(epoch::unprotected()) };
         let at = at + usize::from(top.firsts.get(at + 1).is_some_and(|first| *first <= item.start));
+        // SAFETY: as above.
         let Some(leaf) = (unsafe { top.leaf(at, epoch::unprotected()) }) else {
             return self.splice(top, 0..0, [Leaf::new(&[item])]);
         };
@@ -499,8 +501,9 @@ impl Writer {
     /// Removes the region that starts at the address. False if there is none. The reference to it is given up when no reader can
     /// have it any more.
     pub(super) fn remove(&mut self, start: u64) -> bool {
-        // SAFETY: this is the only writer, here and below.
+        // SAFETY: this is the only writer.
         let top = unsafe { self.shared.top(epoch::unprotected()) };
+        // SAFETY: as above.
         let leaf = |at: usize| unsafe { top.leaf(at, epoch::unprotected()) };
         let at = top.locate(start);
         let Some(old) = leaf(at) else { return false };
@@ -578,8 +581,9 @@ impl Writer {
     /// Marks all leaves as if the writer had stopped amid a change of each, or takes the marks away.
     #[cfg(all(test, not(loom)))]
     pub(super) fn mark_changing(&mut self, changing: bool) {
-        // SAFETY: the writer is borrowed, here and below.
+        // SAFETY: the writer is borrowed.
         let (top, guard) = unsafe { (self.shared.top(epoch::unprotected()), epoch::unprotected()) };
+        // SAFETY: as above.
         for leaf in (0..top.leaves.len()).filter_map(|at| unsafe { top.leaf(at, guard) }) {
             let version = leaf.version.load(Ordering::Relaxed) & !CHANGING;
             leaf.version.store(version | if changing { CHANGING } else { 0 }, Ordering::Relaxed);
@@ -725,13 +729,19 @@ mod loom_tests {
 
     #[test]
     fn what_moves_is_found() {
-        // The second region finds no gap at its place, so 40 makes room.
+        // The second region finds no gap before its place, and takes one of the two slots of 40.
         let insert_two = |model: &Model| {
             model.insert(20);
             model.insert(30);
         };
         model(&[10, 40], insert_two, |model| assert!(model.finds(40)));
         model(&[10, 40], insert_two, |model| assert!(model.finds(10)));
+        // The gap that 50 leaves is the last slot, so 30 moves into the one that 40 has besides.
+        let move_up = |model: &Model| {
+            model.remove(50);
+            model.insert(20);
+        };
+        model(&[10, 30, 40, 50], move_up, |model| assert!(model.finds(30)));
     }
 
     #[test]

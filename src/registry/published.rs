@@ -41,6 +41,8 @@ pub(super) struct Published {
     capacity: usize,
     /// Parallel to `blocks`.
     firsts: Vec<u64>,
+    /// Boxed, because the list is moved when a block comes or goes, and blocks take a kilobyte.
+    #[allow(clippy::vec_box)]
     blocks: Vec<Box<Block>>,
 }
 
