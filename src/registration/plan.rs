@@ -227,7 +227,7 @@ fn absent_runs(residency: Residency) -> Vec<(u32, u32)> {
     runs
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

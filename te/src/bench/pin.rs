@@ -33,8 +33,9 @@ pub enum Pin {
     IoUring,
 }
 
-/// Arguments of `te bench register --pin`.
+/// Arguments of `te bench register --pin`, a part of those of `te bench register`.
 #[derive(clap::Args, Serialize)]
+#[group(skip)]
 pub struct Arguments {
     /// Numbers of devices.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", default_value_if("quick", "true", "1,4"))]
