@@ -5,6 +5,7 @@
 mod bench;
 mod info;
 mod output;
+mod ring;
 mod system;
 
 use std::process::ExitCode;

@@ -2,7 +2,9 @@
 //! terminal's width, and dying with the parent.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::Duration;
 
 use transfer_engine::sys::MemoryRange;
@@ -54,6 +56,84 @@ impl Drop for Arena {
         // SAFETY: the mapping is ours and nothing borrows from it any more.
         unsafe { libc::munmap(self.start.cast(), self.length) };
     }
+}
+
+/// Memory whose pages are of one kind: private, or a mapping of a file. It begins at a border of 2 MiB.
+pub struct Mapping {
+    whole: *mut u8,
+    whole_length: usize,
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the mapping is owned, and access to its bytes follows the borrow of it.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    const BORDER: usize = 2 << 20;
+
+    /// Maps `length` bytes, which may not be 0, for large pages or never for large pages.
+    pub fn new(length: usize, is_huge: bool, file: Option<&File>) -> io::Result<Mapping> {
+        let whole_length = length.checked_add(Mapping::BORDER).ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: asks for new memory, then replaces a part of that alone; advice touches nothing.
+        unsafe {
+            let whole = libc::mmap(std::ptr::null_mut(), whole_length, protection, anonymous, -1, 0);
+            if whole == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let whole = whole.cast::<u8>();
+            let start = whole.add(whole.align_offset(Mapping::BORDER));
+            let mapping = Mapping { whole, whole_length, start, length };
+            if let Some(file) = file {
+                let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+                if libc::mmap(start.cast(), length, protection, flags, file.as_raw_fd(), 0) == libc::MAP_FAILED {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            libc::madvise(start.cast(), length, if is_huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
+            Ok(mapping)
+        }
+    }
+
+    /// The memory, for an engine, which must be done with it before the mapping is dropped.
+    pub fn range(&self) -> MemoryRange {
+        // SAFETY: inside of the mapping, which this program owns and hands to one engine.
+        unsafe { MemoryRange::new(self.start as u64, self.length as u64) }.expect("a mapping does not wrap")
+    }
+
+    /// Writes one byte in each `step`.
+    pub fn write(&mut self, step: usize) {
+        // SAFETY: inside of the mapping, and borrowed by nobody else.
+        (0..self.length).step_by(step).for_each(|offset| unsafe { self.start.add(offset).write_volatile(1) });
+    }
+
+    /// The sum of one byte in each `step`.
+    pub fn read(&self, step: usize) -> u64 {
+        // SAFETY: inside of the mapping.
+        (0..self.length).step_by(step).map(|offset| u64::from(unsafe { self.start.add(offset).read_volatile() })).sum()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing borrows from it any more.
+        unsafe { libc::munmap(self.whole.cast(), self.whole_length) };
+    }
+}
+
+/// A file that exists in memory only.
+pub fn memory_file(length: u64) -> io::Result<File> {
+    // SAFETY: the name lives through the call.
+    let descriptor = unsafe { libc::memfd_create(c"te-bench".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and is owned by nobody else.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    file.set_len(length)?;
+    Ok(file)
 }
 
 /// Processor time that all threads of this process have used, user and system.

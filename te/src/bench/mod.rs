@@ -6,6 +6,7 @@
 
 mod machine;
 mod open;
+mod pin;
 mod raw;
 mod register;
 mod statistics;

@@ -14,6 +14,7 @@ use transfer_engine::engine::Engine;
 use transfer_engine::sys::MemoryRange;
 
 use super::machine::{Machine, noise, time_fixed_work};
+use super::pin;
 use super::statistics::Spread;
 use super::{create_engine, memory_options, parse_size, print_report};
 use crate::output;
@@ -45,6 +46,11 @@ pub struct Arguments {
     #[arg(long, default_value = "15", value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(default_value_if("quick", "true", "5"))]
     rounds: u32,
+    /// Measure instead how memory is registered with several devices, which this stands for.
+    #[arg(long, value_enum)]
+    pin: Option<pin::Pin>,
+    #[command(flatten)]
+    pinning: pin::Arguments,
     /// Print all figures as JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -82,6 +88,9 @@ struct Report<'a> {
 
 /// Runs `te bench register`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    if arguments.pin.is_some() {
+        return pin::run(&arguments.pinning, arguments.json);
+    }
     if arguments.stride < arguments.size {
         return Err(format!("regions of {} bytes overlap at a stride of {}", arguments.size, arguments.stride).into());
     }

@@ -1,0 +1,347 @@
+//! `te bench register --pin io_uring`: registering memory with several devices, in the order and on the threads that this library
+//! chooses, beside one device after the other and beside a thread for each device.
+//!
+//! Each cell is a kind of memory, a size of pages, a size of memory, and a number of devices. In each round, every way registers a fresh
+//! mapping that was prepared in the same manner, and unregisters it; ways take turns in coming first.
+
+use std::error::Error;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use transfer_engine::config::Config;
+use transfer_engine::registration::Registrar;
+use transfer_engine::registry::{RegionOptions, Registry};
+use transfer_engine::sys::MemoryRange;
+use transfer_engine::transport::{Device, Segment, Slice, Transport};
+
+use super::machine::{Machine, noise, time_fixed_work};
+use super::statistics::Spread;
+use super::{parse_size, print_report};
+use crate::output;
+use crate::ring::Ring;
+use crate::system::{Mapping, memory_file};
+
+/// What pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum Pin {
+    /// Fixed buffers of io_uring, one ring for each device.
+    #[value(name = "io_uring")]
+    #[serde(rename = "io_uring")]
+    IoUring,
+}
+
+/// Arguments of `te bench register --pin`.
+#[derive(clap::Args, Serialize)]
+pub struct Arguments {
+    /// Numbers of devices.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", default_value_if("quick", "true", "1,4"))]
+    devices: Vec<usize>,
+    /// Sizes of the memory.
+    #[arg(long, value_delimiter = ',', value_parser = parse_size)]
+    #[arg(default_value = "64M,256M", default_value_if("quick", "true", "64M"))]
+    sizes: Vec<usize>,
+    /// Kinds of memory.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    #[arg(default_value = "written,untouched,zeros,alternating,shared")]
+    memory: Vec<Memory>,
+    /// Sizes of pages.
+    #[arg(long, value_delimiter = ',', value_enum, default_value = "small,huge")]
+    pages: Vec<Pages>,
+    /// Rounds of each cell.
+    #[arg(long, default_value = "5", default_value_if("quick", "true", "3"), value_parser = clap::value_parser!(u32).range(1..))]
+    pin_rounds: u32,
+}
+
+/// What has been done to the memory before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Memory {
+    /// Every page was written.
+    Written,
+    /// No page was touched.
+    Untouched,
+    /// Every page was read and none written: all are the same page of zeros.
+    Zeros,
+    /// Every second page was written.
+    Alternating,
+    /// A second mapping of a file in memory that was written through the first.
+    Shared,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Pages {
+    /// Of 4 KiB.
+    Small,
+    /// Transparent ones of 2 MiB.
+    Huge,
+}
+
+/// Ways to register, in this order.
+const WAYS: [&str; 3] = ["sequential", "a thread each", "ours"];
+
+/// Microseconds.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    register: f64,
+    unregister: f64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    operation: &'static str,
+    memory: Memory,
+    pages: Pages,
+    bytes: usize,
+    devices: usize,
+    sequential_us: Spread,
+    naive_us: Spread,
+    ours_us: Spread,
+    /// Sequential time divided by ours, round by round.
+    gain: Spread,
+    /// Ours less the shorter of the two others, in microseconds, round by round.
+    loss_us: Spread,
+    /// Whether ours takes longer than the shorter of the two others by more than 5 % and 50 µs, in the median.
+    is_slower: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    machine: Machine,
+    settings: &'a Arguments,
+    fixed_work_ms: Spread,
+    rows: Vec<Row>,
+}
+
+/// Runs `te bench register --pin`.
+pub fn run(arguments: &Arguments, as_json: bool) -> Result<(), Box<dyn Error>> {
+    let machine = Machine::look();
+    let mut rows = Vec::new();
+    let mut fixed_work = Vec::new();
+    for devices in arguments.devices.iter().copied() {
+        let fleet = Fleet::new(devices)?;
+        for bytes in arguments.sizes.iter().copied() {
+            for pages in arguments.pages.iter().copied() {
+                // What is in a file is not made of large pages unless the machine is set up so.
+                let fits = |memory: &Memory| pages == Pages::Small || *memory != Memory::Shared;
+                for memory in arguments.memory.iter().copied().filter(fits) {
+                    eprintln!("{devices} devices, {}, {memory:?}, {pages:?} pages", output::bytes(bytes as u64));
+                    let mut rounds = Vec::new();
+                    // The first round finds no thread and nothing learnt.
+                    for round in 0..=arguments.pin_rounds as usize {
+                        fixed_work.push(time_fixed_work());
+                        let mut costs = [Cost::default(); WAYS.len()];
+                        for position in 0..WAYS.len() {
+                            let way = (position + round) % WAYS.len();
+                            costs[way] = fleet.measure(way, &Prepared::new(memory, pages, bytes)?)?;
+                        }
+                        if round > 0 {
+                            rounds.push(costs);
+                        }
+                    }
+                    rows.extend(rows_of(&rounds, memory, pages, bytes, devices));
+                }
+            }
+        }
+    }
+    let report = Report { machine, settings: arguments, fixed_work_ms: Spread::of(fixed_work), rows };
+    print_report(as_json, &report, text)
+}
+
+/// A mapping in the state that a cell asks for.
+struct Prepared {
+    mapping: Mapping,
+    /// The first mapping of the file, which holds its pages.
+    _other: Option<(Mapping, File)>,
+}
+
+impl Prepared {
+    fn new(memory: Memory, pages: Pages, bytes: usize) -> Result<Prepared, Box<dyn Error>> {
+        let is_huge = pages == Pages::Huge;
+        let fail = |error| format!("cannot map {}: {error}", output::bytes(bytes as u64));
+        if memory == Memory::Shared {
+            let file = memory_file(bytes as u64).map_err(fail)?;
+            let mut first = Mapping::new(bytes, is_huge, Some(&file)).map_err(fail)?;
+            first.write(4096);
+            let mapping = Mapping::new(bytes, is_huge, Some(&file)).map_err(fail)?;
+            return Ok(Prepared { mapping, _other: Some((first, file)) });
+        }
+        let mut mapping = Mapping::new(bytes, is_huge, None).map_err(fail)?;
+        let page = if is_huge { 2 << 20 } else { 4096 };
+        match memory {
+            Memory::Written => mapping.write(4096),
+            Memory::Alternating => mapping.write(2 * page),
+            Memory::Zeros => assert_eq!(mapping.read(4096), 0),
+            Memory::Untouched | Memory::Shared => {}
+        }
+        Ok(Prepared { mapping, _other: None })
+    }
+}
+
+/// Some rings, and a registrar that knows them as the devices of a transport.
+struct Fleet {
+    rings: Vec<Arc<Ring>>,
+    registrar: Registrar,
+    transports: Vec<Arc<dyn Transport>>,
+}
+
+impl Fleet {
+    fn new(devices: usize) -> Result<Fleet, Box<dyn Error>> {
+        let rings = (0..devices).map(|number| Ring::new(number).map(Arc::new));
+        let rings = rings.collect::<Result<Vec<_>, _>>().map_err(|error| format!("cannot make an io_uring: {error}"))?;
+        let registrar = Registrar::new(Arc::new(Registry::new()), Arc::default(), &Config::from_environment());
+        Ok(Fleet { registrar, transports: vec![Arc::new(Rings(rings.clone()))], rings })
+    }
+
+    fn measure(&self, way: usize, prepared: &Prepared) -> Result<Cost, Box<dyn Error>> {
+        let range = prepared.mapping.range();
+        let begin = Instant::now();
+        match way {
+            0 => {
+                let keys = self.rings.iter().map(|ring| ring.register(range, true)).collect::<Result<Vec<_>, _>>()?;
+                let middle = Instant::now();
+                self.rings.iter().zip(&keys).try_for_each(|(ring, key)| ring.deregister(key))?;
+                Ok(cost(begin, middle))
+            }
+            1 => {
+                let keys = self.on_a_thread_each(|ring, _| ring.register(range, true))?;
+                let middle = Instant::now();
+                self.on_a_thread_each(|ring, number| ring.deregister(&keys[number]))?;
+                Ok(cost(begin, middle))
+            }
+            _ => {
+                let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
+                self.registrar.register(range, &options, None, &self.transports)?;
+                let middle = Instant::now();
+                self.registrar.unregister(range.address(), &self.transports)?;
+                Ok(cost(begin, middle))
+            }
+        }
+    }
+
+    fn on_a_thread_each<T: Send>(
+        &self,
+        work: impl Fn(&Ring, usize) -> transfer_engine::Result<T> + Sync,
+    ) -> Result<Vec<T>, Box<dyn Error>> {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let threads: Vec<_> =
+                self.rings.iter().enumerate().map(|(number, ring)| scope.spawn(move || work(ring, number))).collect();
+            let mut results = Vec::new();
+            for thread in threads {
+                results.push(thread.join().map_err(|_| "a thread panicked")??);
+            }
+            Ok(results)
+        })
+    }
+}
+
+fn cost(begin: Instant, middle: Instant) -> Cost {
+    let (register, unregister) = ((middle - begin).as_secs_f64() * 1e6, middle.elapsed().as_secs_f64() * 1e6);
+    Cost { register, unregister }
+}
+
+/// A transport that moves nothing.
+struct Rings(Vec<Arc<Ring>>);
+
+impl Transport for Rings {
+    fn protocol(&self) -> &'static str {
+        "io_uring"
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.0.iter().map(|ring| ring.clone() as Arc<dyn Device>).collect()
+    }
+    fn submit(&self, _segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
+        let refused = || transfer_engine::Error::quiet(transfer_engine::Code::NotImplemented, "this transport only pins");
+        slices.into_iter().for_each(|slice| slice.finish(Err(refused())));
+    }
+    fn cancel(&self) {}
+    fn evict(&self, _range: MemoryRange) {}
+    fn forget(&self, _segment: u64) {}
+    fn shutdown(&self, _reason: transfer_engine::Error) {}
+}
+
+fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: usize, devices: usize) -> [Row; 2] {
+    type Figure = fn(&Cost) -> f64;
+    let operations: [(&str, Figure); 2] = [("register", |cost| cost.register), ("unregister", |cost| cost.unregister)];
+    operations.map(|(operation, figure)| {
+        let [sequential_us, naive_us, ours_us] = [0, 1, 2].map(|way| Spread::over(rounds, |round| figure(&round[way])));
+        let best = sequential_us.median.min(naive_us.median);
+        Row {
+            operation,
+            memory,
+            pages,
+            bytes,
+            devices,
+            sequential_us,
+            naive_us,
+            ours_us,
+            gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[2])),
+            loss_us: Spread::over(rounds, |round| figure(&round[2]) - figure(&round[0]).min(figure(&round[1]))),
+            is_slower: ours_us.median - best > (best * 0.05).max(50.0),
+        }
+    })
+}
+
+fn text(report: &Report<'_>) -> String {
+    let mut out = report.machine.to_string();
+    out.push('\n');
+    out += &output::paragraph(&format!(
+        "Registering memory with several devices (rings of io_uring), and unregistering it: one after the other, on a thread for each, and \
+         as this library does it. µs, median (smallest..largest) of {} rounds. Gain: sequential time to ours. A line with ! is slower \
+         than the better of the others by more than 5 % and 50 µs.",
+        report.settings.pin_rounds
+    ));
+    for operation in ["register", "unregister"] {
+        out += &format!(
+            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>16}\n",
+            "size", "dev", WAYS[0], WAYS[1], WAYS[2], "gain"
+        );
+        for row in report.rows.iter().filter(|row| row.operation == operation) {
+            let what = format!("{:?}, {:?}", row.memory, row.pages).to_lowercase();
+            out += &format!(
+                "{}{what:<21} {:>7} {:>3} {:>21} {:>21} {:>21} {:>16}\n",
+                if row.is_slower { '!' } else { ' ' },
+                output::bytes(row.bytes as u64).replace(' ', "").replace("iB", ""),
+                row.devices,
+                row.sequential_us,
+                row.naive_us,
+                row.ours_us,
+                row.gain
+            );
+        }
+    }
+    let slower = report.rows.iter().filter(|row| row.is_slower).count();
+    out += &format!("\n{slower} of {} lines are slower than the better of the others.\n", report.rows.len());
+    out += &noise(report.fixed_work_ms);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_gives_all_buffers_back() {
+        let Ok(fleet) = Fleet::new(2) else { return eprintln!("skipped: no io_uring here") };
+        for memory in [Memory::Written, Memory::Untouched, Memory::Zeros, Memory::Alternating, Memory::Shared] {
+            for way in 0..WAYS.len() {
+                // More often than a ring has places.
+                for _ in 0..3 {
+                    fleet.measure(way, &Prepared::new(memory, Pages::Small, 1 << 20).unwrap()).unwrap();
+                }
+            }
+        }
+        assert!(fleet.rings.iter().all(|ring| ring.free_count() == 64));
+    }
+
+    #[test]
+    fn lines_that_are_slower_are_marked() {
+        let round = |ours| [100.0, 200.0, ours].map(|register| Cost { register, unregister: 10.0 });
+        let is_slower = |ours| rows_of(&[round(ours)], Memory::Written, Pages::Small, 1, 1)[0].is_slower;
+        assert_eq!([100.0, 149.0, 151.0].map(is_slower), [false, false, true]);
+    }
+}
