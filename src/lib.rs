@@ -10,7 +10,7 @@
 //! | [`engine`] | composition root: life cycle, transports, segments |
 //! | [`registration`] | registering and unregistering with every transport |
 //! | [`transfer`] | batches and tasks: completion, deadlines, cancel |
-//! | [`transport`] | how bytes move: [`transport::tcp`], [`transport::local`] |
+//! | [`transport`] | how bytes move: [`transport::tcp`], [`transport::local`], `transport::rdma` (feature `rdma`) |
 //! | [`handshake`] | the small request channel between engines: descriptors, notify, probe |
 //! | [`metadata`] | segment descriptors and their JSON |
 //! | [`topology`] | which NICs serve which memory |

@@ -4,8 +4,8 @@
  * as the test says, and fails when the test says. Queue pairs of the same process that are connected to each other move bytes by memcpy on
  * the thread that posts, with the checks of a real device: keys, ranges, access, protection domains, states, queue sizes.
  *
- * Tests drive it by fake_verbs_set and fake_verbs_get, whose names are the entries of `settings` and `counters` below, and by
- * fake_verbs_event. One lock covers everything; scripted delays pass outside of it. */
+ * Tests drive it by fake_verbs_set and fake_verbs_get, whose names are those of SETTINGS and COUNTERS below, and by fake_verbs_event. Two
+ * more can be set, for the whole library: "devices", their number, and "list_errno". One lock covers everything; scripted delays pass outside of it. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -136,6 +136,8 @@ struct pair {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device devices[MOST_DEVICES];
 static int device_count = -1;
+/* Listing devices fails with it: ENOSYS is what the real library says where the kernel has no RDMA. */
+static int list_errno;
 /* Found by number: numbers begin at 256 and are not used again. */
 static struct pair *pairs[4096];
 static uint32_t next_number = 256;
@@ -223,6 +225,10 @@ int fake_verbs_set(int device, const char *name, long value)
 		device_count = value;
 		result = 0;
 	}
+	if (strcmp(name, "list_errno") == 0) {
+		list_errno = value;
+		result = 0;
+	}
 	if (strcmp(name, "hold") == 0 && value == 0)
 		for (int i = 0; i < 4096; i++)
 			for (struct pair *pair = pairs[i]; pair; pair = pair->next)
@@ -276,10 +282,10 @@ struct ibv_device **ibv_get_device_list(int *count)
 {
 	pthread_mutex_lock(&lock);
 	initialize();
-	int found = device_count;
+	int found = device_count, error = list_errno;
 	pthread_mutex_unlock(&lock);
-	if (getenv("FAKE_VERBS_NO_KERNEL")) {
-		errno = ENOSYS;
+	if (error) {
+		errno = error;
 		return NULL;
 	}
 	struct ibv_device **list = calloc(found + 1, sizeof *list);

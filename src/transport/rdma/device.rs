@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use super::verbs::{
-    Access, CompletionQueue, Context, DeviceLimits, Library, MemoryRegion, ProtectionDomain, QueuePair, QueuePairSize, Route,
+    Access, CompletionChannel, CompletionQueue, Context, DeviceLimits, Library, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairSize, Route,
 };
 use crate::config::RdmaConfig;
 use crate::error::{Code, Error, Result};
@@ -150,8 +151,8 @@ impl Nic {
         self.active.store(active, Ordering::Release);
     }
 
-    /// Makes a completion queue as long as configuration and device allow, without a channel.
-    pub fn make_completion_queue(&self, channel: Option<&Arc<super::verbs::CompletionChannel>>) -> Result<Arc<CompletionQueue>> {
+    /// Makes a completion queue as long as configuration and device allow. With a channel it can be armed.
+    pub fn make_completion_queue(&self, channel: Option<&Arc<CompletionChannel>>) -> Result<Arc<CompletionQueue>> {
         let entries = self.config.completion_queue_entries.min(self.limits.max_cqe.max(1));
         CompletionQueue::new(self.context(), entries, channel)
             .map_err(|error| failure(&self.name, &format!("gives no completion queue of {entries} entries"), error))
@@ -352,7 +353,7 @@ mod tests {
     use super::*;
     use crate::transport::Opcode;
     use crate::transport::rdma::fake::{Fake, Memory};
-    use crate::transport::rdma::verbs::{AsyncEvent, CompletionChannel, Outcome, QueuePairState, WorkRequest};
+    use crate::transport::rdma::verbs::{AsyncEvent, Outcome, QueuePairState, WorkRequest};
 
     fn nowhere() -> Machine {
         Machine::at("/nowhere", "/nowhere")
@@ -422,6 +423,11 @@ mod tests {
         let error = load_library(&RdmaConfig { library: fake.library.path().into(), ..config() }).unwrap_err();
         assert_eq!(error.code(), Code::DeviceNotFound);
         assert!(error.message().contains("finds none"), "{error}");
+        fake.set(-1, "list_errno", i64::from(libc::ENOSYS));
+        let error = load_library(&RdmaConfig { library: fake.library.path().into(), ..config() }).unwrap_err();
+        assert_eq!(error.code(), Code::DeviceNotFound);
+        assert!(error.message().contains("cannot list them") && error.message().contains("ib_uverbs"), "{error}");
+        fake.set(-1, "list_errno", 0);
         fake.set(-1, "devices", 1);
         assert_eq!(
             load_library(&RdmaConfig { library: fake.library.path().into(), ..config() }).unwrap().device_names().unwrap(),

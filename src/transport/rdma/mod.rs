@@ -105,6 +105,8 @@ struct Shared {
     names: Vec<String>,
     nics: Vec<Option<Arc<LocalNic>>>,
     choice: NicChoice,
+    /// With which of several preferred NICs the next submission begins.
+    next_turn: AtomicUsize,
     peers: RwLock<HashMap<u64, Arc<Peer>>>,
     /// Pairs of NICs that have failed, and until when they are not used if there are others.
     paused: RwLock<HashMap<(usize, Arc<str>), Instant>>,
@@ -559,6 +561,7 @@ impl RdmaTransport {
             machine,
             names,
             nics,
+            next_turn: AtomicUsize::new(0),
             peers: RwLock::default(),
             paused: RwLock::default(),
             has_paused: AtomicBool::new(false),

@@ -6,6 +6,7 @@
 //! few connections are needed. A span that has failed takes the next pair of NICs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Shared;
@@ -14,10 +15,10 @@ use super::work::Span;
 use crate::error::{Code, Error};
 use crate::metadata::BufferDescriptor;
 use crate::registry::{Chunk, Guards, Registrations};
-use crate::topology::location_at;
+use crate::topology::{NicChoice, location_at};
 use crate::transport::Device;
 
-/// A stripe has this many slices at least.
+/// A stripe has this many slices or more.
 const STRIPE_SLICES: u64 = 4;
 
 /// Spans that go the same way.
@@ -30,6 +31,28 @@ pub(super) struct Rail {
 /// The peer's descriptor has no entry for it; a newer one may.
 pub(super) struct NotAtPeer(pub Span);
 
+/// The preferred NICs of the location that was asked for last: most spans of a submission are at the same.
+#[derive(Default)]
+struct Preferred {
+    /// Where the location's text is; texts are shared.
+    text: usize,
+    nics: Vec<usize>,
+}
+
+impl Preferred {
+    fn get(&mut self, choice: &NicChoice, name: &str, length: u64, offset: u64) -> &[usize] {
+        let text = name.as_ptr() as usize;
+        if text != self.text {
+            let location = location_at(name, length, offset);
+            self.nics.clear();
+            self.nics.extend_from_slice(choice.preferred(&location));
+            // Of such a name each part is at another location.
+            self.text = if name.starts_with("segments:") { 0 } else { text };
+        }
+        &self.nics
+    }
+}
+
 /// Plans spans for one peer.
 pub(super) struct Planner<'a> {
     shared: &'a Shared,
@@ -37,6 +60,10 @@ pub(super) struct Planner<'a> {
     view: Arc<View>,
     hint: usize,
     now: Instant,
+    here: Preferred,
+    there: Preferred,
+    /// Which of several preferred NICs is next.
+    turn: usize,
     pub rails: Vec<Rail>,
     /// Spans that are over. They are ended when nothing is locked.
     pub ended: Vec<(Span, Error)>,
@@ -44,7 +71,18 @@ pub(super) struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     pub fn new(shared: &'a Shared, peer: &'a Peer) -> Planner<'a> {
-        Planner { shared, peer, view: peer.view(), hint: 0, now: Instant::now(), rails: Vec::new(), ended: Vec::new() }
+        Planner {
+            shared,
+            peer,
+            view: peer.view(),
+            hint: 0,
+            now: Instant::now(),
+            here: Preferred::default(),
+            there: Preferred::default(),
+            turn: shared.next_turn.fetch_add(1, Ordering::Relaxed),
+            rails: Vec::new(),
+            ended: Vec::new(),
+        }
     }
 
     /// Puts a span, or its parts, on rails, or among those that are over.
@@ -89,28 +127,34 @@ impl<'a> Planner<'a> {
     /// Puts a span that is inside of one chunk and one entry on one rail or, if it is long, on several.
     fn stripe(&mut self, mut span: Span, view: &View, chunk: &Chunk, buffer: &BufferDescriptor, location: (&str, u64, u64)) {
         let (name, length, offset) = location;
-        let location = location_at(name, length, offset);
         let shared = self.shared;
         let is_usable =
             |nic: usize| shared.nics[nic].as_ref().is_some_and(|nic| nic.device.is_active()) && chunk.key(nic).is_some();
-        let shortest = STRIPE_SLICES * shared.config.slice_size;
-        if span.attempt == 0 && span.local.length() >= 2 * shortest {
-            let preferred: Vec<usize> = shared.choice.preferred(&location).iter().copied().filter(|nic| is_usable(*nic)).collect();
-            let stripes = (span.local.length() / shortest).min(preferred.len() as u64);
-            if stripes > 1 {
-                let length = (span.local.length() / stripes).next_multiple_of(shared.config.slice_size);
-                for nic in &preferred[..stripes as usize - 1] {
-                    if length >= span.local.length() {
-                        break;
+        if span.attempt == 0 {
+            let preferred = self.here.get(&shared.choice, name, length, offset);
+            let slice = shared.config.slice_size;
+            let stripes = (span.local.length() / (STRIPE_SLICES * slice)).clamp(1, preferred.len().max(1) as u64) as usize;
+            // From the next one on, around the end, those that can be used.
+            let (before, from) = preferred.split_at(self.turn % preferred.len().max(1));
+            let mut usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
+            self.turn = self.turn.wrapping_add(1);
+            if stripes == 1 {
+                if let Some(nic) = usable.next() {
+                    return self.put(span, nic, view, chunk, buffer);
+                }
+            } else {
+                let nics: Vec<usize> = usable.take(stripes).collect();
+                let length = (span.local.length() / nics.len().max(1) as u64).next_multiple_of(slice);
+                for (place, nic) in nics.iter().enumerate() {
+                    if place + 1 == nics.len() || length >= span.local.length() {
+                        return self.put(span, *nic, view, chunk, buffer);
                     }
                     let part = span.split(length);
                     self.put(part, *nic, view, chunk, buffer);
                 }
-                self.put(span, preferred[stripes as usize - 1], view, chunk, buffer);
-                return;
             }
         }
-        match shared.choice.select(&location, u32::from(span.attempt), is_usable) {
+        match shared.choice.select(&location_at(name, length, offset), u32::from(span.attempt), is_usable) {
             Some(nic) => self.put(span, nic, view, chunk, buffer),
             None => {
                 let text = format!("no NIC that knows local memory at {:#x} is active", span.local.address());
@@ -148,16 +192,17 @@ impl<'a> Planner<'a> {
     }
 
     /// The peer's NIC for memory of an entry.
-    fn peer_device(&self, span: &Span, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
+    fn peer_device(&mut self, span: &Span, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
         let shared = self.shared;
         let has_key = |device: usize| buffer.rkey.get(device).is_some_and(|key| *key != 0);
-        let is_usable = |device: usize| has_key(device) && !shared.is_paused(nic, &view.paths[device], self.now);
-        let location = location_at(&buffer.name, buffer.length, span.remote_address - buffer.address);
+        let now = self.now;
+        let is_usable = |device: usize| has_key(device) && !shared.is_paused(nic, &view.paths[device], now);
+        let offset = span.remote_address - buffer.address;
         let config = &shared.config;
         let attempt = u32::from(span.attempt);
         if attempt == 0 {
             let name = shared.names[nic].as_str();
-            let preferred = view.choice.preferred(&location);
+            let preferred = self.there.get(&view.choice, &buffer.name, buffer.length, offset);
             let is_wanted = |device: &&usize| -> bool {
                 match (config.same_name_affinity, config.use_peer_affinity) {
                     (true, false) => view.name(**device) == name,
@@ -168,7 +213,9 @@ impl<'a> Planner<'a> {
                     _ => false,
                 }
             };
-            if let Some(device) = preferred.iter().filter(is_wanted).find(|device| is_usable(**device)) {
+            if (config.same_name_affinity || config.use_peer_affinity)
+                && let Some(device) = preferred.iter().filter(is_wanted).find(|device| is_usable(**device))
+            {
                 return Some(*device);
             }
             if !preferred.is_empty() {
@@ -180,6 +227,7 @@ impl<'a> Planner<'a> {
         }
         // Each walk through the NICs here begins with another one there.
         let retry = attempt + attempt.saturating_sub(1) / shared.nics.len().max(1) as u32;
+        let location = location_at(&buffer.name, buffer.length, offset);
         view.choice.select(&location, retry, is_usable).or_else(|| view.choice.select(&location, retry, has_key))
     }
 }
