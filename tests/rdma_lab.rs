@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use transfer_engine::config::Config;
+use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions, PEER_TO_PEER};
 use transfer_engine::sys::MemoryRange;
 use transfer_engine::topology::{Machine, Topology};
+use transfer_engine::transfer::{Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 use transfer_engine::transport::device::{Device, MemoryKey};
 use transfer_engine::transport::rdma::device::{Nic, PeerQueuePair, load_library};
@@ -269,4 +271,121 @@ fn a_link_that_goes_and_comes_is_told() {
     wait_for(AsyncEvent::PortActive(1));
     nic.refresh_address(&Machine::default()).unwrap();
     assert!(Topology::discover(&Machine::default(), &[]).nics().contains(&names[1].as_str()));
+}
+
+/// An engine that uses NICs of these names, all alike.
+fn engine(nics: &[&str]) -> Arc<Engine> {
+    let host = devices("rxe")[nics[0]].clone();
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: host, auto_discover: false };
+    let engine = Engine::create(&options, Config::default()).unwrap();
+    let names: Vec<String> = nics.iter().map(|name| format!("\"{name}\"")).collect();
+    engine.install_transport("rdma", Some(&format!(r#"{{"cpu:0":[[{}],[]]}}"#, names.join(",")))).unwrap();
+    engine
+}
+
+fn register(engine: &Engine, memory: &Memory) {
+    let options = MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None };
+    engine.register(memory.range(0, memory.0.len()), &options).unwrap();
+}
+
+/// Moves that many bytes from one beginning to the other.
+fn transfer(engine: &Engine, opcode: Opcode, local: &Memory, segment: u64, remote: &Memory, length: usize) -> State {
+    let (local, remote_address) = (local.range(0, length), remote.range(0, length).address());
+    let statuses = engine.transfer(&[Request { opcode, local, segment, remote_address }], SubmitOptions::default()).unwrap();
+    if let Some(error) = &statuses[0].error {
+        eprintln!("{error}");
+    }
+    statuses[0].state
+}
+
+fn fill(memory: &mut Memory, length: usize, seed: usize) {
+    memory.0[..length].iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 3 + at % 251 + seed) as u8);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn engines_move_bytes_over_one_nic_and_over_two() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let (first, second) = (names[0].as_str(), names[1].as_str());
+    for (nics, sizes) in [(1, &[1, 65_537, 1 << 20, 64 << 20][..]), (2, &[1, 65_537, 16 << 20])] {
+        let before = [first, second].map(regions);
+        let both = [first, second];
+        let (near, far) = (engine(&both[..nics]), engine(&both[2 - nics..]));
+        let most = *sizes.last().unwrap();
+        let (mut ours, mut theirs) = (Memory::new(most), Memory::new(most));
+        register(&near, &ours);
+        register(&far, &theirs);
+        let segment = near.open_segment(&far.name()).unwrap();
+        for (seed, size) in sizes.iter().enumerate() {
+            fill(&mut ours, *size, seed);
+            assert_eq!(transfer(&near, Opcode::Write, &ours, segment, &theirs, *size), State::Completed, "write of {size}");
+            assert!(ours.0[..*size] == theirs.0[..*size], "write of {size} over {nics}");
+            fill(&mut theirs, *size, seed + 100);
+            assert_eq!(transfer(&near, Opcode::Read, &ours, segment, &theirs, *size), State::Completed, "read of {size}");
+            assert!(ours.0[..*size] == theirs.0[..*size], "read of {size} over {nics}");
+        }
+        assert!(near.nic_loads().iter().all(|load| load.bytes_per_second > 0.0 && load.bytes_in_flight == 0));
+        near.unregister(ours.range(0, 1).address()).unwrap();
+        drop((near, far));
+        assert_eq!([first, second].map(regions), before);
+    }
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn a_link_that_goes_down_in_mid_transfer_is_left_for_the_other_and_taken_again() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let both = [names[0].as_str(), names[1].as_str()];
+    let (near, far) = (engine(&both), engine(&both));
+    let length = 32 << 20;
+    let (mut ours, theirs) = (Memory::new(length), Memory::new(length));
+    register(&near, &ours);
+    register(&far, &theirs);
+    let segment = near.open_segment(&far.name()).unwrap();
+    assert_eq!(transfer(&near, Opcode::Write, &ours, segment, &theirs, 1 << 20), State::Completed);
+    fill(&mut ours, length, 7);
+    let interface = Interface::of(both[1]);
+    let batch = near.allocate_batch(1).unwrap();
+    let (local, remote_address) = (ours.range(0, length), theirs.range(0, length).address());
+    near.submit(&batch, &[Request { opcode: Opcode::Write, local, segment, remote_address }], None, SubmitOptions::default())
+        .unwrap();
+    interface.take_down();
+    assert!(batch.wait(Some(Duration::from_secs(60))));
+    assert_eq!(batch.status().state, State::Completed, "{:?}", batch.task_status(0));
+    assert!(ours.0 == theirs.0);
+    interface.bring_up();
+    // Both links are in use again: they share what is long.
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_used = |engine: &Engine| engine.show_links(true).matches("rdma_transport").count() == 2;
+    while !(is_used(&near) && is_used(&far)) {
+        assert!(Instant::now() < until, "the link is not used again: {}", near.show_links(true));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    near.refresh_segment(segment).unwrap();
+    fill(&mut ours, length, 8);
+    assert_eq!(transfer(&near, Opcode::Write, &ours, segment, &theirs, length), State::Completed);
+    assert!(ours.0 == theirs.0);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn unregistering_amid_transfers_lets_nothing_through_afterwards() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let (near, far) = (engine(&[&names[0]]), engine(&[&names[1]]));
+    let (ours, mut theirs) = (Memory::new(8 << 20), Memory::new(8 << 20));
+    register(&far, &theirs);
+    let segment = near.open_segment(&far.name()).unwrap();
+    fill(&mut theirs, 8 << 20, 1);
+    for _ in 0..5 {
+        register(&near, &ours);
+        let batch = near.allocate_batch(1).unwrap();
+        let (local, remote_address) = (ours.range(0, 8 << 20), theirs.range(0, 8 << 20).address());
+        near.submit(&batch, &[Request { opcode: Opcode::Read, local, segment, remote_address }], None, SubmitOptions::default())
+            .unwrap();
+        near.unregister(ours.range(0, 1).address()).unwrap();
+        let seen = ours.0.clone();
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(ours.0 == seen, "bytes moved after unregistering");
+        assert!(batch.wait(Some(Duration::from_secs(10))));
+    }
 }

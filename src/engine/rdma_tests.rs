@@ -524,6 +524,7 @@ fn unregistering_ends_work_that_is_stuck() {
     let batch = bench.submit(&[bench.request(Opcode::Read, 0, 1 << 20)], SubmitOptions::default());
     bench.near.unregister(bench.ours.range(0, 1).address()).unwrap();
     assert_eq!(fake.get(0, "regions"), 0);
+    assert!(batch.wait(Some(Duration::from_secs(20))));
     assert_eq!(batch.status().state, State::Canceled);
     fake.set(0, "hold", 0);
     assert_eq!(bench.ours.read(), vec![0; 1 << 20]);
