@@ -540,8 +540,10 @@ pub unsafe extern "C" fn getNicLoadStats(engine: transfer_engine_t, stats: *mut 
     }
     positive(engine, |engine| {
         let loads = engine.nic_loads();
-        // SAFETY: `count` is not NULL, and the caller passes a place for a number.
-        let room = unsafe { count.replace(loads.len()) };
+        // SAFETY: `count` is not NULL, and the caller passes a number and its place.
+        let room = unsafe { count.read_unaligned() };
+        // SAFETY: as above.
+        unsafe { count.write_unaligned(loads.len()) };
         for (index, load) in loads.iter().take(room).enumerate() {
             let mut device_name = [0; 64];
             for (place, byte) in device_name[..63].iter_mut().zip(load.device.bytes()) {
@@ -549,7 +551,7 @@ pub unsafe extern "C" fn getNicLoadStats(engine: transfer_engine_t, stats: *mut 
             }
             let (inflight_bytes, ewma_bandwidth_bps) = (load.bytes_in_flight, load.bytes_per_second);
             // SAFETY: the caller has room for so many.
-            unsafe { stats.add(index).write(nic_load_stat { device_name, inflight_bytes, ewma_bandwidth_bps }) };
+            unsafe { stats.add(index).write_unaligned(nic_load_stat { device_name, inflight_bytes, ewma_bandwidth_bps }) };
         }
         Ok(())
     })
