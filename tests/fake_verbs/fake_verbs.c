@@ -451,6 +451,7 @@ static uint32_t take_key(struct device *device)
 		uint32_t more = device->keys ? device->keys * 2 : 1024;
 		device->regions_by_key = realloc(device->regions_by_key, more * sizeof *device->regions_by_key);
 		device->next_free = realloc(device->next_free, more * sizeof *device->next_free);
+		device->regions_by_key[0] = NULL; /* no region has key 0 */
 		for (uint32_t i = more - 1; i >= (device->keys ? device->keys : 1); i--) {
 			device->regions_by_key[i] = NULL;
 			device->next_free[i] = device->free_key;
