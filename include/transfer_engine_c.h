@@ -321,8 +321,8 @@ int freeNotifsMsgBuf(notify_msg_t *msg_list, int size);
 /// number, -200 if the segment is unknown. The texts are copied.
 int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t notify_msg);
 
-/// Tells the load of each NIC: *count is the room in stats before, and the number of NICs after the call. At
-/// present none is told about. Returns 0, or -1 if an argument is NULL.
+/// Tells the load of each NIC: *count is the room in stats before, and the number of NICs, which may be more,
+/// after the call. None without RDMA. Returns 0, or -1 if an argument is NULL.
 int getNicLoadStats(transfer_engine_t engine, nic_load_stat_t *stats, size_t *count);
 
 /// From now on this engine is shut down when the process calls exit() or gets SIGTERM or SIGINT; the process
