@@ -768,6 +768,18 @@ typedef struct te_statistics {
     uint64_t notifications_sent;
     /// Messages that have arrived.
     uint64_t notifications_received;
+    /// Nanoseconds that registering with devices has spent on finding out which pages are there.
+    uint64_t registration_residency_ns;
+    /// Nanoseconds that it has spent on having the kernel provide absent pages.
+    uint64_t registration_population_ns;
+    /// Nanoseconds from the first to the last call of a device, added up over registrations.
+    uint64_t registration_pinning_ns;
+    /// Nanoseconds that it has spent on telling a metadata server.
+    uint64_t registration_publishing_ns;
+    /// Nanoseconds that it has spent on everything else.
+    uint64_t registration_book_keeping_ns;
+    /// Nanoseconds from the first to the last call of a device, added up over unregistrations.
+    uint64_t deregistration_ns;
 } te_statistics;
 
 /// Tells what the engine has counted. Set `statistics->struct_size` before the call.

@@ -188,7 +188,9 @@ SIZE(te_transfer_result, 24);
 AT(te_transfer_result, bytes, 16);
 SIZE(te_batch_status, 48);
 SIZE(te_notification, 16);
-SIZE(te_statistics, 184);
+SIZE(te_statistics, 232);
+SIZE(te_registration_cost, 64);
+SIZE(te_device_cost, 80);
 
 int use(te_engine *engine, void *buffer, te_log_callback callback);
 int use(te_engine *engine, void *buffer, te_log_callback callback) {

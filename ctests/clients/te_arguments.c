@@ -118,6 +118,13 @@ static void null_arguments_are_refused(void) {
     REFUSED(te_register_local_memory_batch(engine, NULL, sizeof(te_buffer), 1, NULL));
     REFUSED(te_unregister_local_memory_batch(engine, NULL, 1));
     REFUSED(te_find_local_memory(engine, memory, NULL));
+    te_registration_cost cost;
+    memset(&cost, 0, sizeof cost);
+    REFUSED(te_get_registration_cost(engine, memory, NULL, NULL, sizeof(te_device_cost), 0));
+    REFUSED(te_get_registration_cost(engine, memory, &cost, NULL, sizeof(te_device_cost), 0));
+    cost.struct_size = sizeof cost;
+    REFUSED(te_get_registration_cost(engine, memory, &cost, NULL, sizeof(te_device_cost), 1));
+    REFUSED(te_get_registration_cost(engine, memory, &cost, NULL, 0, 0));
     REFUSED(te_list_local_memory(engine, NULL, sizeof(te_memory_region), 1, &count));
     REFUSED(te_list_local_memory(engine, NULL, sizeof(te_memory_region), 0, NULL));
     REFUSED(te_open_segment(engine, NULL, &segment));
@@ -155,6 +162,26 @@ static void null_arguments_are_refused(void) {
     OK(te_engine_address(engine, text, length + 1));
     EXPECT(TE_ERR_INVALID_ARGUMENT, te_engine_address(engine, text, length));
     EXPECT(TE_ERR_INVALID_ARGUMENT, te_engine_address(engine, text, 0));
+    OK(te_engine_destroy(engine));
+}
+
+/* No device has to know memory for TCP: any mode does, and nobody takes down what it took. */
+static void memory_is_registered_in_any_parallel_mode(void) {
+    static char memory[64];
+    te_engine *engine = create_engine();
+    te_memory_options options;
+    te_registration_cost cost;
+    memset(&options, 0, sizeof options);
+    memset(&cost, 0, sizeof cost);
+    options.struct_size = sizeof options;
+    cost.struct_size = sizeof cost;
+    for (options.parallel = TE_PARALLEL_DEFAULT; options.parallel <= TE_PARALLEL_ON; options.parallel++) {
+        OK(te_register_local_memory(engine, memory, sizeof memory, &options));
+        EXPECT(TE_ERR_ADDRESS_NOT_REGISTERED,
+               te_get_registration_cost(engine, memory, &cost, NULL, sizeof(te_device_cost), 0));
+        OK(te_unregister_local_memory(engine, memory));
+    }
+    EXPECT(TE_ERR_INVALID_ARGUMENT, te_register_local_memory(engine, memory, sizeof memory, &options));
     OK(te_engine_destroy(engine));
 }
 
@@ -284,6 +311,7 @@ int main(void) {
     last_error_belongs_to_its_thread();
     handles_that_name_nothing_are_refused();
     null_arguments_are_refused();
+    memory_is_registered_in_any_parallel_mode();
     structs_may_grow();
     creation_fails_in_bounded_time_with_a_reason();
     the_log_goes_where_it_is_sent();

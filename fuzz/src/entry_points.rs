@@ -617,7 +617,7 @@ impl Caller<'_> {
                     // References are counted, so it may take several.
                     while te_unregister_local_memory(engine, region[1] as *mut c_void) == TE_OK {}
                 }
-                let mut statistics = [0u64; 23];
+                let mut statistics = [0u64; size_of::<te_statistics>() / 8];
                 statistics[0] = size_of::<te_statistics>() as u64;
                 assert_eq!(te_get_statistics(engine, statistics.as_mut_ptr().cast()), TE_OK);
                 let statistics = statistics.as_ptr().cast::<te_statistics>().read();

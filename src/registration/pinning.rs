@@ -25,8 +25,6 @@ pub struct Held {
     /// Position of the region, for the answer.
     pub region: usize,
     pub device: usize,
-    /// Length of the chunk in bytes.
-    pub length: u64,
     pub key: MemoryKey,
 }
 
@@ -97,6 +95,7 @@ pub fn pin(
 
     let mut keys = vec![None; jobs.plan.chunks.len() * devices.len()];
     let mut held = Vec::new();
+    let mut pinning = vec![Duration::ZERO; region_count];
     let mut failure: Option<(usize, Error)> = None;
     for (at, pin) in jobs.plan.pins.iter().enumerate() {
         let chunk = jobs.plan.chunks[pin.chunk];
@@ -104,7 +103,8 @@ pub fn pin(
             Some((spent, Ok(key))) => {
                 cost.pinning[pin.device] += *spent;
                 keys[pin.chunk * devices.len() + pin.device] = Some(*key);
-                held.push(Held { region: chunk.region, device: pin.device, length: chunk.range.length(), key: *key });
+                pinning[chunk.region] += *spent;
+                held.push(Held { region: chunk.region, device: pin.device, key: *key });
             }
             // Whatever the order of the threads, the error of the first chunk is told.
             Some((_, Err(error))) if failure.as_ref().is_none_or(|(first, _)| pin.chunk < *first) => {
@@ -127,7 +127,7 @@ pub fn pin(
         let keys = &keys[number * devices.len()..(number + 1) * devices.len()];
         chunks[chunk.region].push(Chunk::new(chunk.range, keys));
     }
-    Ok(chunks.into_iter().map(Registrations::new).collect())
+    Ok(chunks.into_iter().zip(pinning).map(|(chunks, pinning)| Registrations::new(chunks, pinning)).collect())
 }
 
 struct Pinning {
@@ -182,9 +182,4 @@ pub fn unpin(
         *answer = std::mem::replace(answer, Ok(())).and(outcome);
     }
     answers
-}
-
-/// What giving a key back takes: no page has to be looked for.
-pub fn release_cost(pin: JobCost, held: &Held) -> Duration {
-    pin.of(held.length.div_ceil(pages::page_size())) / 2
 }

@@ -67,7 +67,7 @@ pub const SAMPLED: u64 = 512 << 10;
 
 /// As many samples in a row must be present for their strides not to be populated. Fewer may be by chance, where some pages are there
 /// and some are not.
-const PRESENT_RUN: u32 = 8;
+const PRESENT_RUN: u32 = 16;
 
 /// Longest part of a populate step, so that threads end at about the same time.
 const LONGEST_PART: u64 = 64 << 20;
@@ -79,6 +79,13 @@ pub struct Subject {
     pub range: MemoryRange,
     /// What is known of its pages.
     pub residency: Residency,
+}
+
+impl Subject {
+    /// How much there is to pin: large pages count as one.
+    fn pages(&self, length: u64, settings: &Settings) -> u64 {
+        length.div_ceil(if self.residency.is_huge { HUGE_PAGE } else { settings.page_size })
+    }
 }
 
 /// A part of a region that each device registers.
@@ -136,7 +143,10 @@ pub fn plan(subjects: &[Subject], devices: &[DeviceLimits], settings: &Settings)
 
     let is_absent = |subject: &Subject| subject.residency.absent > 0;
     let unprepared = subjects.iter().any(is_absent) && !settings.can_populate;
-    let job = |pin: &Pin| settings.cost.of(plan.chunks[pin.chunk].range.length().div_ceil(settings.page_size));
+    let job = |pin: &Pin| {
+        let chunk = plan.chunks[pin.chunk];
+        settings.cost.of(subjects[chunk.region].pages(chunk.range.length(), settings))
+    };
     plan.pin_threads = match settings.parallelism {
         // Devices would wait for each other at every page.
         Parallelism::Auto if unprepared && active().count() > 1 => 1,
@@ -217,7 +227,7 @@ fn absent_runs(residency: Residency) -> Vec<(u32, u32)> {
     runs
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 
@@ -246,8 +256,8 @@ mod tests {
         vec![DeviceLimits { max_mr_size: u64::MAX, is_active: true }; count]
     }
 
-    const ABSENT: Residency = Residency { samples: 64, absent: u64::MAX };
-    const PRESENT: Residency = Residency { samples: 64, absent: 0 };
+    const ABSENT: Residency = Residency { samples: 64, absent: u64::MAX, is_huge: false };
+    const PRESENT: Residency = Residency { samples: 64, absent: 0, is_huge: false };
 
     /// Whether the parts cover the range once, ascending, with borders at multiples of `alignment`.
     fn check_cover(range: MemoryRange, parts: &[MemoryRange], alignment: u64) {
@@ -266,7 +276,11 @@ mod tests {
         let residency = prop_oneof![Just(u64::MAX), Just(0), any::<u64>(), any::<u64>().prop_map(|bits| bits & (bits >> 7))];
         (1..1u64 << 40, length, 0..=64u32, residency).prop_map(|(address, length, samples, bits)| Subject {
             range: range(address, length),
-            residency: Residency { samples, absent: if samples == 64 { bits } else { bits & ((1 << samples) - 1) } },
+            residency: Residency {
+                samples,
+                absent: if samples == 64 { bits } else { bits & ((1 << samples) - 1) },
+                is_huge: false,
+            },
         })
     }
 
@@ -350,7 +364,7 @@ mod tests {
         let present = plan(&region(PRESENT), &devices(4), &settings());
         assert_eq!((present.populate.len(), present.pin_threads), (0, 4));
         let half = plan(
-            &[Subject { range: range(1 << 32, 256 << 20), residency: Residency { samples: 64, absent: 0xffff_ffff } }],
+            &[Subject { range: range(1 << 32, 256 << 20), residency: Residency { absent: 0xffff_ffff, ..ABSENT } }],
             &devices(1),
             &settings(),
         );
@@ -366,9 +380,17 @@ mod tests {
 
     #[test]
     fn alternating_pages_are_populated_as_a_whole() {
-        let residency = Residency { samples: 64, absent: 0x9249_2492_4924_9249 };
+        let residency = Residency { absent: 0x9249_2492_4924_9249, ..ABSENT };
         let plan = plan(&[Subject { range: range(1 << 32, 256 << 20), residency }], &devices(1), &settings());
         check_cover(range(1 << 32, 256 << 20), &plan.populate, HUGE_PAGE);
+    }
+
+    #[test]
+    fn large_pages_are_little_to_pin() {
+        let huge = Residency { is_huge: true, ..PRESENT };
+        let threads =
+            |length| plan(&[Subject { range: range(1 << 32, length), residency: huge }], &devices(4), &settings()).pin_threads;
+        assert_eq!((threads(64 << 20), threads(64 << 30)), (1, 4));
     }
 
     #[test]

@@ -79,14 +79,20 @@ impl Chunk {
 /// All chunks of a region, ascending and without gaps.
 pub struct Registrations {
     chunks: Box<[Chunk]>,
+    pinning: Duration,
     /// Known when the registration is over.
     pub(super) cost: OnceLock<Arc<RegistrationCost>>,
 }
 
 impl Registrations {
-    /// `chunks` cover the region once, ascending.
-    pub fn new(chunks: Vec<Chunk>) -> Registrations {
-        Registrations { chunks: chunks.into(), cost: OnceLock::new() }
+    /// `chunks` cover the region once, ascending. `pinning` is what the devices' calls took for all of them, added up.
+    pub fn new(chunks: Vec<Chunk>, pinning: Duration) -> Registrations {
+        Registrations { chunks: chunks.into(), pinning, cost: OnceLock::new() }
+    }
+
+    /// What registering this region took inside of the devices' calls, added up.
+    pub fn pinning(&self) -> Duration {
+        self.pinning
     }
 
     /// The chunks, ascending.
@@ -147,7 +153,7 @@ mod tests {
     #[test]
     fn addresses_are_found_in_their_chunks_only() {
         let chunks = [(100, 50), (150, 4096), (4246, 4096)].map(|(address, length)| Chunk::new(range(address, length), &[]));
-        let registrations = Registrations::new(chunks.into());
+        let registrations = Registrations::new(chunks.into(), Duration::ZERO);
         for (address, start) in [(99, None), (100, Some(100)), (149, Some(100)), (150, Some(150)), (8341, Some(4246)), (8342, None)]
         {
             assert_eq!(registrations.find(address).map(|chunk| chunk.range().address()), start, "{address}");

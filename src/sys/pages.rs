@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
@@ -45,7 +46,55 @@ impl Pagemap {
         let has = |bit: u32| entry >> bit & 1 == 1;
         Ok(Page { present: has(63), exclusive: has(56), file: has(61) })
     }
+
+    /// Whether the byte at `address` lies in a large page. No, where the kernel cannot tell: before Linux 6.7. One system call.
+    pub fn is_huge(&self, address: u64) -> bool {
+        let start = address & !(page_size() - 1);
+        let mut found = Region { start: 0, end: 0, categories: 0 };
+        let mut request = ScanRequest {
+            size: size_of::<ScanRequest>() as u64,
+            start,
+            end: start.saturating_add(page_size()),
+            regions: (&raw mut found) as u64,
+            region_count: 1,
+            category_mask: PAGE_IS_HUGE,
+            return_mask: PAGE_IS_HUGE,
+            ..ScanRequest::default()
+        };
+        // SAFETY: the kernel writes at most one region, and how far it came into the request.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) == 1 }
+    }
 }
+
+/// `struct pm_scan_arg` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanRequest {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    region_count: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`, which only the kernel writes.
+#[repr(C)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// Whether the page that holds the byte at `address` is in memory, for this process or for another one that has the same file. One
 /// system call. Fails with `ENOMEM` where nothing is mapped.
@@ -136,7 +185,6 @@ pub(crate) mod tests {
 
     impl Mapping {
         pub fn new(length: usize, protection: i32, flags: i32, file: Option<&File>) -> Mapping {
-            use std::os::fd::AsRawFd;
             let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
             // SAFETY: a new mapping touches nothing.
             let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, 0) };
@@ -212,6 +260,28 @@ pub(crate) mod tests {
         assert_eq!(present(), 1);
         drop(memory);
         assert_eq!(numa_node(range), None);
+    }
+
+    #[test]
+    fn large_pages_are_told_from_small_ones_where_there_are_any() {
+        let length = 3 * HUGE_PAGE as usize;
+        let memory = Mapping::anonymous(length);
+        // SAFETY: only advice on memory of ours.
+        unsafe { libc::madvise(memory.start, length, libc::MADV_HUGEPAGE) };
+        (0..length).step_by(page_size() as usize).for_each(|offset| memory.write(offset, 1));
+        let inside = memory.range().address().next_multiple_of(HUGE_PAGE) + 5;
+        let mappings = fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", memory.range().address());
+        let entry = mappings.split_inclusive('\n').skip_while(|line| !line.starts_with(&start));
+        let has_huge = entry.take(30).any(|line| line.starts_with("AnonHugePages:") && !line.contains(" 0 kB"));
+        let pagemap = Pagemap::open().unwrap();
+        let version = super::super::limits::kernel_version().unwrap();
+        let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+        let knows = has_huge && (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 7);
+        assert_eq!(pagemap.is_huge(inside), knows);
+        let small = Mapping::anonymous(4096);
+        small.write(0, 1);
+        assert!(!pagemap.is_huge(small.range().address()));
     }
 
     #[test]

@@ -145,7 +145,7 @@ mod tests {
         counters.deregistration_ns.add(7);
         let values: Vec<_> = counters.iter().collect();
         assert_eq!((values[0].0, values[0].2), ("regions_registered", 5));
-        assert_eq!((values[values.len() - 1].0, values[values.len() - 1].2), ("notifications_received", 7));
+        assert_eq!((values[values.len() - 1].0, values[values.len() - 1].2), ("deregistration_ns", 7));
         assert_eq!(values.iter().map(|(_, _, value)| value).sum::<u64>(), 12);
         let names: std::collections::BTreeSet<_> = values.iter().map(|(name, _, _)| name).collect();
         assert_eq!(names.len(), values.len());

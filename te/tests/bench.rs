@@ -71,6 +71,30 @@ fn register_prints_a_table_of_every_operation_at_every_number_of_regions() {
 }
 
 #[test]
+fn register_pins_with_rings_in_every_way() {
+    if std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|text| text.trim() != "0") {
+        return eprintln!("skipped: io_uring is switched off here");
+    }
+    const PIN: &[&str] =
+        &["bench", "register", "--pin", "io_uring", "--quick", "--sizes", "1M", "--devices", "1,2", "--pin-rounds", "2"];
+    let table = text(run(PIN).stdout);
+    // Five kinds of memory in small pages and four in large ones, with each number of devices.
+    for operation in ["register ", "unregister "] {
+        let lines = table.lines().skip_while(|line| !line.starts_with(operation)).skip(1);
+        let lines: Vec<_> = lines.take_while(|line| line.contains("..")).collect();
+        assert_eq!(lines.len(), 2 * (5 + 4), "{table}");
+        assert!(lines.iter().all(|line| line.matches("..").count() == 4), "{table}");
+    }
+    let report: Value = serde_json::from_slice(&run(&[PIN, &["--json", "--memory", "untouched"]].concat()).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 2);
+    for row in rows {
+        ["sequential_us", "naive_us", "ours_us", "gain"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+        assert_eq!(row["ours"].is_object(), row["operation"] == "register");
+    }
+}
+
+#[test]
 fn register_gives_all_figures_as_json() {
     let report: Value = serde_json::from_slice(&run(&[REGISTER, &["--json"]].concat()).stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();

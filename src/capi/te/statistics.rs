@@ -58,6 +58,18 @@ pub struct te_statistics {
     pub notifications_sent: u64,
     /// Messages that have arrived.
     pub notifications_received: u64,
+    /// Nanoseconds that registering with devices has spent on finding out which pages are there.
+    pub registration_residency_ns: u64,
+    /// Nanoseconds that it has spent on having the kernel provide absent pages.
+    pub registration_population_ns: u64,
+    /// Nanoseconds from the first to the last call of a device, added up over registrations.
+    pub registration_pinning_ns: u64,
+    /// Nanoseconds that it has spent on telling a metadata server.
+    pub registration_publishing_ns: u64,
+    /// Nanoseconds that it has spent on everything else.
+    pub registration_book_keeping_ns: u64,
+    /// Nanoseconds from the first to the last call of a device, added up over unregistrations.
+    pub deregistration_ns: u64,
 }
 
 // SAFETY: the first field is `struct_size`, and all zeros are a valid value.
@@ -104,5 +116,11 @@ fn read(engine: &Engine, struct_size: usize) -> te_statistics {
         descriptor_fetches: counters.descriptor_fetches.get(),
         notifications_sent: counters.notifications_sent.get(),
         notifications_received: counters.notifications_received.get(),
+        registration_residency_ns: counters.registration_residency_ns.get(),
+        registration_population_ns: counters.registration_population_ns.get(),
+        registration_pinning_ns: counters.registration_pinning_ns.get(),
+        registration_publishing_ns: counters.registration_publishing_ns.get(),
+        registration_book_keeping_ns: counters.registration_book_keeping_ns.get(),
+        deregistration_ns: counters.deregistration_ns.get(),
     }
 }

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -33,8 +33,9 @@ pub enum Pin {
     IoUring,
 }
 
-/// Arguments of `te bench register --pin`.
+/// Arguments of `te bench register --pin`, a part of those of `te bench register`.
 #[derive(clap::Args, Serialize)]
+#[group(skip)]
 pub struct Arguments {
     /// Numbers of devices.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", default_value_if("quick", "true", "1,4"))]
@@ -88,6 +89,17 @@ const WAYS: [&str; 3] = ["sequential", "a thread each", "ours"];
 struct Cost {
     register: f64,
     unregister: f64,
+    parts: Parts<f64>,
+}
+
+/// What ours spends its time on, in microseconds, and its threads.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Parts<T> {
+    residency_us: T,
+    population_us: T,
+    pinning_us: T,
+    book_keeping_us: T,
+    threads: T,
 }
 
 #[derive(Serialize)]
@@ -100,6 +112,9 @@ struct Row {
     sequential_us: Spread,
     naive_us: Spread,
     ours_us: Spread,
+    /// Of a registration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ours: Option<Parts<Spread>>,
     /// Sequential time divided by ours, round by round.
     gain: Spread,
     /// Ours less the shorter of the two others, in microseconds, round by round.
@@ -184,6 +199,7 @@ impl Prepared {
 /// Some rings, and a registrar that knows them as the devices of a transport.
 struct Fleet {
     rings: Vec<Arc<Ring>>,
+    registry: Arc<Registry>,
     registrar: Registrar,
     transports: Vec<Arc<dyn Transport>>,
 }
@@ -192,8 +208,9 @@ impl Fleet {
     fn new(devices: usize) -> Result<Fleet, Box<dyn Error>> {
         let rings = (0..devices).map(|number| Ring::new(number).map(Arc::new));
         let rings = rings.collect::<Result<Vec<_>, _>>().map_err(|error| format!("cannot make an io_uring: {error}"))?;
-        let registrar = Registrar::new(Arc::new(Registry::new()), Arc::default(), &Config::from_environment());
-        Ok(Fleet { registrar, transports: vec![Arc::new(Rings(rings.clone()))], rings })
+        let registry = Arc::new(Registry::new());
+        let registrar = Registrar::new(registry.clone(), Arc::default(), &Config::from_environment());
+        Ok(Fleet { registry, registrar, transports: vec![Arc::new(Rings(rings.clone()))], rings })
     }
 
     fn measure(&self, way: usize, prepared: &Prepared) -> Result<Cost, Box<dyn Error>> {
@@ -216,8 +233,18 @@ impl Fleet {
                 let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
                 self.registrar.register(range, &options, None, &self.transports)?;
                 let middle = Instant::now();
+                let region = self.registry.read(|view| view.find(range.address()).and_then(|region| region.cost().cloned()));
                 self.registrar.unregister(range.address(), &self.transports)?;
-                Ok(cost(begin, middle))
+                let spent = region.ok_or("the region is not there")?;
+                let us = |duration: Duration| duration.as_secs_f64() * 1e6;
+                let parts = Parts {
+                    residency_us: us(spent.residency),
+                    population_us: us(spent.population),
+                    pinning_us: us(spent.pinning_elapsed),
+                    book_keeping_us: us(spent.book_keeping),
+                    threads: spent.threads as f64,
+                };
+                Ok(Cost { parts, ..cost(begin, middle) })
             }
         }
     }
@@ -241,7 +268,7 @@ impl Fleet {
 
 fn cost(begin: Instant, middle: Instant) -> Cost {
     let (register, unregister) = ((middle - begin).as_secs_f64() * 1e6, middle.elapsed().as_secs_f64() * 1e6);
-    Cost { register, unregister }
+    Cost { register, unregister, parts: Parts::default() }
 }
 
 /// A transport that moves nothing.
@@ -279,6 +306,16 @@ fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: u
             sequential_us,
             naive_us,
             ours_us,
+            ours: (operation == "register").then(|| {
+                let of = |part: fn(&Parts<f64>) -> f64| Spread::over(rounds, |round| part(&round[2].parts));
+                Parts {
+                    residency_us: of(|parts| parts.residency_us),
+                    population_us: of(|parts| parts.population_us),
+                    pinning_us: of(|parts| parts.pinning_us),
+                    book_keeping_us: of(|parts| parts.book_keeping_us),
+                    threads: of(|parts| parts.threads),
+                }
+            }),
             gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[2])),
             loss_us: Spread::over(rounds, |round| figure(&round[2]) - figure(&round[0]).min(figure(&round[1]))),
             is_slower: ours_us.median - best > (best * 0.05).max(50.0),
@@ -340,7 +377,7 @@ mod tests {
 
     #[test]
     fn lines_that_are_slower_are_marked() {
-        let round = |ours| [100.0, 200.0, ours].map(|register| Cost { register, unregister: 10.0 });
+        let round = |ours| [100.0, 200.0, ours].map(|register| Cost { register, unregister: 10.0, parts: Parts::default() });
         let is_slower = |ours| rows_of(&[round(ours)], Memory::Written, Pages::Small, 1, 1)[0].is_slower;
         assert_eq!([100.0, 149.0, 151.0].map(is_slower), [false, false, true]);
     }
