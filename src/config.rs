@@ -124,8 +124,6 @@ pub struct RdmaConfig {
     pub max_inline: u32,
     /// Ceiling of the path MTU, in bytes.
     pub mtu: u32,
-    /// Threads per NIC; at least 1.
-    pub workers: usize,
     /// Bytes of a slice; at least 1.
     pub slice_size: u64,
     /// `MC_FRAGMENT_RATIO`: see [`RdmaConfig::fragment_limit`].
@@ -869,8 +867,7 @@ pub static VARIABLES: &[Variable] = &[
         name: "MC_WORKERS_PER_CTX",
         kind: Kind::Number(&[1..=8], Unit::One),
         default: Preset::Text("2"),
-        help: "Threads per NIC.",
-        effect: Some(|config, value| config.rdma.workers = value.number() as usize),
+        help: "Threads per NIC; here one, and the callers' own while they poll.",
         ..RDMA
     },
     Variable {
@@ -1272,7 +1269,7 @@ mod tests {
         let Config { topology, rdma, .. } = Config::default();
         assert_eq!((topology.file, topology.filters.len(), topology.round_robin, topology.force_rdma), (None, 0, false, false));
         assert_eq!((rdma.port, rdma.gid_index, rdma.pkey_index, rdma.mtu), (1, None, 0, 4096));
-        assert_eq!((rdma.completion_queues, rdma.completion_queue_entries, rdma.workers), (1, 4096, 2));
+        assert_eq!((rdma.completion_queues, rdma.completion_queue_entries), (1, 4096));
         assert_eq!((rdma.queue_pairs_per_endpoint, rdma.max_work_requests, rdma.max_pieces, rdma.max_inline), (2, 256, 4, 64));
         assert_eq!((rdma.slice_size, rdma.fragment_limit(), rdma.retry_count, rdma.gid_retries), (65536, 16384, 9, 2));
         assert_eq!((rdma.traffic_class, rdma.service_level, rdma.relaxed_ordering, rdma.evict_oldest), (0, 0, true, false));

@@ -717,6 +717,22 @@ fn idle_connections_make_room_for_others() {
 }
 
 #[test]
+fn a_server_is_left_alone_after_a_connection_has_ended_if_that_is_asked_for() {
+    let fake = Fake::new(2);
+    let mut pausing = config(&fake);
+    pausing.rdma.reconnect_pause = Duration::from_millis(1500);
+    let bench = Bench::new(engine_with(&pausing, &["fake0"]), engine(&fake, &["fake1"]), 4096);
+    completed(&bench.write());
+    fake.set(0, "status_at", 1);
+    let begin = Instant::now();
+    let status = bench.write();
+    assert_eq!(status.state, State::Failed);
+    assert!(status.error.unwrap().message().contains("MC_CONN_PAUSE_TTL_MS"));
+    wait_until("it is connected to again", || bench.write().state == State::Completed);
+    assert!(begin.elapsed() >= Duration::from_millis(1500));
+}
+
+#[test]
 fn another_gid_is_taken_where_one_does_not_connect() {
     let fake = Fake::new(2);
     fake.set(0, "rtr_errno", i64::from(libc::EINVAL));

@@ -248,6 +248,21 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn asking_for_the_node_of_absent_pages_leaves_them_absent() {
+        let memory = Mapping::anonymous(4 * page_size() as usize);
+        let (range, pagemap) = (memory.range(), Pagemap::open().unwrap());
+        let present = || (0..4).filter(|page| pagemap.page(range.address() + page * page_size()).unwrap().present).count();
+        assert_eq!((numa_node(range), present()), (None, 0));
+        memory.write(0, 1);
+        let written = numa_node(range.part(1, 1).unwrap());
+        // Some containers forbid the question.
+        assert!(written.is_none_or(|node| crate::sys::limits::numa_nodes().contains(&node)), "{written:?}");
+        assert_eq!(present(), 1);
+        drop(memory);
+        assert_eq!(numa_node(range), None);
+    }
+
+    #[test]
     fn large_pages_are_told_from_small_ones_where_there_are_any() {
         let length = 3 * HUGE_PAGE as usize;
         let memory = Mapping::anonymous(length);
@@ -267,21 +282,6 @@ pub(crate) mod tests {
         let small = Mapping::anonymous(4096);
         small.write(0, 1);
         assert!(!pagemap.is_huge(small.range().address()));
-    }
-
-    #[test]
-    fn asking_for_the_node_of_absent_pages_leaves_them_absent() {
-        let memory = Mapping::anonymous(4 * page_size() as usize);
-        let (range, pagemap) = (memory.range(), Pagemap::open().unwrap());
-        let present = || (0..4).filter(|page| pagemap.page(range.address() + page * page_size()).unwrap().present).count();
-        assert_eq!((numa_node(range), present()), (None, 0));
-        memory.write(0, 1);
-        let written = numa_node(range.part(1, 1).unwrap());
-        // Some containers forbid the question.
-        assert!(written.is_none_or(|node| crate::sys::limits::numa_nodes().contains(&node)), "{written:?}");
-        assert_eq!(present(), 1);
-        drop(memory);
-        assert_eq!(numa_node(range), None);
     }
 
     #[test]

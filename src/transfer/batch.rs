@@ -18,6 +18,19 @@ use crate::transport::{Completion, Opcode};
 /// How long a waiter polls before it parks: about what parking and waking cost.
 const POLL: Duration = Duration::from_micros(50);
 
+/// A waiter that gave the processor up for longer than this has lost it to something else than the end it waits for: programs that
+/// compute get it for some milliseconds at a time. Who sleeps gets it back sooner, so that for a while nobody polls.
+const LOST: Duration = Duration::from_millis(1);
+const CROWDED: Duration = Duration::from_millis(100);
+
+/// Until when that while lasts, in this process, in milliseconds after the first wait.
+static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
+static FIRST_WAIT: OnceLock<Instant> = OnceLock::new();
+
+fn since_first_wait(now: Instant) -> Duration {
+    now.saturating_duration_since(*FIRST_WAIT.get_or_init(|| now))
+}
+
 /// How many of the last held regions are looked through for one that a further task uses, too.
 const RECENT_REGIONS: usize = 8;
 
@@ -363,18 +376,25 @@ impl Batch {
         }
     }
 
-    /// Waits until every task is terminal or `limit` has passed (`None`: for ever). Polls for 50 µs, then parks. True: all are terminal.
+    /// Waits until every task is terminal or `limit` has passed (`None`: for ever). Polls for 50 µs, then parks; parks at once where
+    /// other programs want the processors. True: all are terminal.
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         let start = Instant::now();
         let end = limit.and_then(|limit| start.checked_add(limit));
         let poll_end = end.map_or(start + POLL, |end| end.min(start + POLL));
+        let is_crowded = since_first_wait(start).as_millis() < u128::from(CROWDED_UNTIL.load(Ordering::Relaxed));
+        let mut now = start;
         while !self.is_finished() {
-            if Instant::now() >= poll_end {
+            if is_crowded || now >= poll_end {
                 let _watch = Watch::begin(&self.shared.host);
                 return self.shared.progress.park(end);
             }
             // First, because the peer may need this processor to answer.
             std::thread::yield_now();
+            let before = std::mem::replace(&mut now, Instant::now());
+            if now - before >= LOST {
+                CROWDED_UNTIL.store((since_first_wait(now) + CROWDED).as_millis() as u64, Ordering::Relaxed);
+            }
             self.poll();
         }
         true

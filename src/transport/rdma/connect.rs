@@ -27,7 +27,13 @@ pub(super) fn open(shared: &Arc<Shared>, nic: &Arc<LocalNic>, index: u32, id: u6
         Err(error) => return give_up(shared, nic, index, id, None, error),
     };
     let Some(path) = nic.path_of(index, id) else { return };
-    let outcome = ask(shared, nic, &connection, peer, &path);
+    let outcome = match shared.is_server_paused(&path) {
+        false => ask(shared, nic, &connection, peer, &path),
+        true => {
+            let text = format!("{path} is not connected to for a while after a connection has ended (MC_CONN_PAUSE_TTL_MS)");
+            Err(Error::new(Code::Endpoint, text))
+        }
+    };
     let fallout = match outcome {
         Ok(()) => {
             shared.counters.connections_opened.add(1);

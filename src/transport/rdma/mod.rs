@@ -111,6 +111,8 @@ struct Shared {
     /// Pairs of NICs that have failed, and until when they are not used if there are others.
     paused: RwLock<HashMap<(usize, Arc<str>), Instant>>,
     has_paused: AtomicBool,
+    /// Servers that are not connected to, and until when.
+    paused_servers: Mutex<HashMap<String, Instant>>,
     background: Background,
     closing: OnceLock<Error>,
 }
@@ -129,6 +131,20 @@ impl Shared {
         paused.retain(|_, until| now < *until);
         paused.insert((nic, path), now + self.config.rail_pause);
         self.has_paused.store(true, Ordering::Relaxed);
+    }
+
+    /// A connection with a NIC of this path has ended: its server is left alone for a while, if the configuration says so.
+    fn pause_server(&self, path: &str) {
+        if !self.config.reconnect_pause.is_zero() {
+            let (now, mut paused) = (Instant::now(), self.paused_servers.lock());
+            paused.retain(|_, until| now < *until);
+            paused.insert(server_of(path).to_string(), now + self.config.reconnect_pause);
+        }
+    }
+
+    fn is_server_paused(&self, path: &str) -> bool {
+        !self.config.reconnect_pause.is_zero()
+            && self.paused_servers.lock().get(server_of(path)).is_some_and(|until| Instant::now() < *until)
     }
 
     fn peer(&self, segment: &Arc<dyn Segment>) -> Arc<Peer> {
@@ -179,7 +195,11 @@ impl Shared {
             return;
         }
         let Fallout { done, ended, retries, failures, connect, pauses, dropped } = fallout;
-        drop(dropped);
+        for (path, connection) in dropped {
+            if connection.is_linked() {
+                self.pause_server(&path);
+            }
+        }
         for (group, task) in done {
             group.end(task, Ok(()));
         }
@@ -467,6 +487,11 @@ impl Shared {
     }
 }
 
+/// The server part of a NIC's path.
+fn server_of(path: &str) -> &str {
+    path.rsplit_once('@').map_or(path, |(server, _)| server)
+}
+
 /// The transport named `rdma`.
 pub struct RdmaTransport {
     shared: Arc<Shared>,
@@ -565,6 +590,7 @@ impl RdmaTransport {
             peers: RwLock::default(),
             paused: RwLock::default(),
             has_paused: AtomicBool::new(false),
+            paused_servers: Mutex::default(),
             background: Background::new("te-rdma-find"),
             closing: OnceLock::new(),
         });

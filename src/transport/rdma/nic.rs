@@ -57,8 +57,8 @@ pub(super) struct Fallout {
     pub connect: Vec<(u32, u64, Arc<Peer>)>,
     /// Peers' NICs that are better not used for a while.
     pub pauses: Vec<Arc<str>>,
-    /// To be destroyed.
-    pub dropped: Vec<Arc<Connection>>,
+    /// To be destroyed, each with the peer's NIC that it was for.
+    pub dropped: Vec<(Arc<str>, Arc<Connection>)>,
 }
 
 impl Fallout {
@@ -800,7 +800,7 @@ impl Locked<'_> {
         if endpoint.as_ref().is_some_and(|endpoint| endpoint.is_retired() && !endpoint.is_posted())
             && let Some(endpoint) = endpoint.take()
         {
-            self.fallout.dropped.extend(endpoint.connection);
+            self.fallout.dropped.extend(endpoint.connection.map(|connection| (endpoint.path, connection)));
         }
     }
 
