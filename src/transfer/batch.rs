@@ -393,7 +393,7 @@ impl Batch {
             std::thread::yield_now();
             let before = std::mem::replace(&mut now, Instant::now());
             if now - before >= LOST {
-                CROWDED_UNTIL.store((since_first_wait(now) + CROWDED).as_millis() as u64, Ordering::Relaxed);
+                CROWDED_UNTIL.fetch_max((since_first_wait(now) + CROWDED).as_millis() as u64, Ordering::Relaxed);
             }
             self.poll();
         }
@@ -460,12 +460,17 @@ pub(super) mod tests {
     /// Keeps what it is told and answers when asked.
     #[derive(Default)]
     struct Recorder {
+        polls: AtomicUsize,
         slices: Mutex<Vec<Slice>>,
         messages: Mutex<Vec<(u64, Notification)>>,
         unanswered: Mutex<Vec<Box<dyn Send>>>,
     }
 
     impl BatchHost for Recorder {
+        fn poll(&self) {
+            self.polls.fetch_add(1, Ordering::Relaxed);
+        }
+
         fn sweep_cancelled(&self) {
             let error = Error::quiet(Code::Canceled, "cancelled");
             let slices = std::mem::take(&mut *self.slices.lock());
@@ -651,6 +656,20 @@ pub(super) mod tests {
             assert!(waiter.join().unwrap());
         });
         assert!(bench.batch.shared.event.get().unwrap().0.clear());
+    }
+
+    #[test]
+    fn nobody_polls_while_others_want_the_processors() {
+        let bench = Bench::new(1);
+        bench.submit(&[1], None).unwrap();
+        assert!(!bench.batch.wait(Some(Duration::from_millis(1))));
+        let later = since_first_wait(Instant::now()) + Duration::from_secs(1000);
+        CROWDED_UNTIL.store(later.as_millis() as u64, Ordering::Relaxed);
+        let looked = bench.recorder.polls.load(Ordering::Relaxed);
+        assert!(!bench.batch.wait(Some(Duration::from_millis(1))));
+        let looked = bench.recorder.polls.load(Ordering::Relaxed) - looked;
+        CROWDED_UNTIL.store(0, Ordering::Relaxed);
+        assert_eq!(looked, 0);
     }
 
     #[test]
