@@ -80,9 +80,9 @@ impl InFlight {
         }
     }
 
-    /// Lets nobody in any more. Does not wait. Closing twice is fine.
+    /// Lets nobody in any more. Does not wait. Closing twice is fine. Whoever is refused sees what was written before.
     pub fn close(&self) {
-        self.0.fetch_or(CLOSED, Ordering::Relaxed);
+        self.0.fetch_or(CLOSED, Ordering::Release);
     }
 
     /// Lets users in (again).
@@ -226,6 +226,23 @@ mod loom_tests {
     #[test]
     fn drain_against_two_users() {
         drain_against(2, 1);
+    }
+
+    #[test]
+    fn what_was_written_before_close_is_seen_by_whoever_is_refused() {
+        model(|| {
+            let region = Arc::new(Region { in_flight: InFlight::new(), bytes: UnsafeCell::new(()) });
+            let user = {
+                let region = region.clone();
+                thread::spawn(move || match region.in_flight.try_acquire() {
+                    true => region.in_flight.release(),
+                    false => region.bytes.with(|_| ()),
+                })
+            };
+            region.bytes.with_mut(|_| ());
+            region.in_flight.close();
+            user.join().unwrap();
+        });
     }
 
     #[test]

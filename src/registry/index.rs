@@ -515,7 +515,15 @@ impl Writer {
         self.length -= 1;
         let count = old.count() - 1;
         if count == 0 {
-            self.splice(top, at..at + 1, []);
+            match at.checked_sub(1).and_then(leaf).filter(|before| before.count() > self.capacity * 3 / 4) {
+                // What is next to a full leaf may soon come back, and is not to split it, or to begin another one, each time.
+                Some(before) => {
+                    let items = before.items();
+                    let (lower, upper) = items.split_at(items.len() / 2);
+                    self.splice(top, at - 1..at + 1, [Leaf::new(lower), Leaf::new(upper)]);
+                }
+                None => self.splice(top, at..at + 1, []),
+            }
         } else {
             old.remove(last);
             if count <= self.capacity / 4 {
@@ -588,6 +596,13 @@ impl Writer {
             let version = leaf.version.load(Ordering::Relaxed) & !CHANGING;
             leaf.version.store(version | if changing { CHANGING } else { 0 }, Ordering::Relaxed);
         }
+    }
+
+    /// Tells tops apart, as long as none is destroyed.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn top_address(&self) -> usize {
+        // SAFETY: the writer is borrowed.
+        ptr::from_ref(unsafe { self.shared.top(epoch::unprotected()) }) as usize
     }
 
     /// Panics where an invariant of the module does not hold. Returns the number of leaves.

@@ -24,6 +24,7 @@ pub mod registrations;
 mod tests;
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -102,8 +103,13 @@ impl<'a> View<'a> {
         self.entry(address).map(Entry::get)
     }
 
+    /// The hint, if it is still in the index and contains the address.
+    fn present_hint(&self, address: u64) -> Option<Entry<'a>> {
+        self.hint.get().filter(|hint| hint.contains(address) && hint.is_present())
+    }
+
     fn entry(&self, address: u64) -> Option<Entry<'a>> {
-        if let Some(hint) = self.hint.get().filter(|hint| hint.contains(address) && hint.is_present()) {
+        if let Some(hint) = self.present_hint(address) {
             return Some(hint);
         }
         let found = self.pinned.predecessor(address).filter(|entry| entry.contains(address));
@@ -138,9 +144,7 @@ impl<'a> View<'a> {
         let mut guards = Vec::new();
         let mut next = range.length().checked_sub(1).map(|last| range.address() + last);
         while let Some(address) = next {
-            let Some(entry) =
-                self.hint.get().filter(|hint| hint.range().contains(address, 1)).or_else(|| self.pinned.predecessor(address))
-            else {
+            let Some(entry) = self.present_hint(address).or_else(|| self.pinned.predecessor(address)) else {
                 break;
             };
             if !entry.range().intersects(&range) {
@@ -442,19 +446,18 @@ impl Registry {
     pub fn start_drain_batch(&self, addresses: &[u64]) -> Vec<Result<Removal>> {
         let mut outcomes: Vec<std::result::Result<Removal, RefusedDrain>> = Vec::with_capacity(addresses.len());
         let mut changes = self.changes.lock();
-        for (position, address) in addresses.iter().enumerate() {
-            let outcome = changes.start_drain(*address).map_err(|refusal| {
-                let is_ours = || {
-                    addresses
-                        .iter()
-                        .position(|other| other == address)
-                        .is_some_and(|first| first < position && outcomes[first].is_ok())
-                };
-                refusal.filter(|(_, state)| *state != State::Draining || !is_ours())
-            });
-            outcomes.push(outcome);
-        }
+        outcomes.extend(addresses.iter().map(|address| changes.start_drain(*address)));
         drop(changes);
+        let is_draining = |outcome: &std::result::Result<_, RefusedDrain>| matches!(outcome, Err(Some((_, State::Draining))));
+        if outcomes.iter().any(is_draining) {
+            let granted = addresses.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
+            let ours: HashSet<u64> = granted.map(|(address, _)| *address).collect();
+            for (address, outcome) in addresses.iter().zip(&mut outcomes) {
+                if is_draining(outcome) && ours.contains(address) {
+                    *outcome = Err(None);
+                }
+            }
+        }
         let explain =
             |(outcome, address): (std::result::Result<_, _>, &u64)| outcome.map_err(|refusal| refused_drain(*address, refusal));
         outcomes.into_iter().zip(addresses).map(explain).collect()

@@ -690,6 +690,62 @@ fn the_hint_of_a_view_sees_removals_and_new_registrations() {
 }
 
 #[test]
+fn memory_that_took_the_place_of_the_hint_is_guarded() {
+    let registry = Registry::new();
+    register(&registry, 0x1000, 0x100);
+    registry.read(|view| {
+        assert_eq!(view.acquire_overlapping(fake_range(0x1000, 0x100)).unwrap_or_else(|_| panic!()).len(), 1);
+        unregister(&registry, 0x1000);
+        let region = register(&registry, 0x1000, 0x80);
+        let guards = view.acquire_overlapping(fake_range(0x1000, 0x100)).unwrap_or_else(|_| panic!());
+        assert_eq!((guards.len(), region.in_flight()), (1, 1));
+    });
+}
+
+#[test]
+fn coming_and_going_at_the_end_of_a_full_index_seldom_makes_a_top() {
+    let registry = Registry::new();
+    let regions = 4 * LEAF_CAPACITY as u64;
+    (1..=regions).for_each(|at| drop(register(&registry, at * 0x1000, 0x1000)));
+    let mut tops = Vec::new();
+    // While this reads, no address is used again.
+    registry.read(|_| {
+        for _ in 0..100 {
+            register(&registry, (regions + 1) * 0x1000, 0x1000);
+            tops.push(registry.changes.lock().index.top_address());
+            unregister(&registry, (regions + 1) * 0x1000);
+            tops.push(registry.changes.lock().index.top_address());
+            check(&registry);
+        }
+    });
+    let made = tops.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(made <= tops.len() / 16, "{made} tops in {} calls", tops.len());
+    // From the end, so that each leaf in turn is the last and is emptied.
+    for at in (1..=regions).rev() {
+        unregister(&registry, at * 0x1000);
+        check(&registry);
+    }
+    assert!(registry.is_empty());
+}
+
+/// Whoever looks for each refused address among the others does not end within a test's patience.
+#[test]
+fn many_removals_at_once_that_are_refused_say_who_removes() {
+    let registry = Registry::new();
+    let regions = count(200_000, 20) as u64;
+    let addresses: Vec<u64> = (1..=regions).map(|at| at * 0x1000).collect();
+    addresses.iter().for_each(|address| drop(register(&registry, *address, 0x1000)));
+    // Those of another call are busy; those of the same call are gone for whoever named them twice.
+    let (theirs, ours) = addresses.split_at(addresses.len() / 2);
+    assert!(registry.start_drain_batch(theirs).iter().all(|outcome| matches!(outcome, Ok(Removal::Last(_)))));
+    let outcomes = registry.start_drain_batch(&[theirs, ours, ours].concat());
+    let code = |outcome: &Result<Removal>| outcome.as_ref().err().map(Error::code);
+    for (outcomes, expected) in outcomes.chunks(theirs.len()).zip([Some(Code::BatchBusy), None, Some(Code::AddressNotRegistered)]) {
+        assert!(outcomes.iter().all(|outcome| code(outcome) == expected), "{expected:?}");
+    }
+}
+
+#[test]
 fn the_hint_of_a_view_outlives_no_split_or_merge_of_leaves() {
     let registry = Registry::with_capacities(4, 4);
     (1..=4).for_each(|at| drop(register(&registry, at * 0x1000, 0x10)));
