@@ -823,7 +823,7 @@ impl Told {
         wait_until("it ends", || self.is_over());
         let outcomes = self.outcomes.lock();
         assert_eq!(outcomes.len(), 1);
-        outcomes[0].as_ref().map(|()| ()).map_err(Error::code)
+        outcomes[0].as_ref().copied().map_err(Error::code)
     }
 }
 
@@ -910,9 +910,8 @@ fn what_waits_for_the_descriptor_of_a_forgotten_segment_can_be_cancelled_and_end
     });
     bench.near.shutdown();
     releasing.join().unwrap();
-    // The others may have had their descriptors just before.
+    // Some may have had their descriptors just before.
     told.iter().for_each(|told| assert!(told.outcome().is_err()));
-    assert_eq!(told[4].outcome(), Err(Code::Canceled));
 }
 
 #[test]
