@@ -322,9 +322,10 @@ impl Engine {
             &self.config,
         )?;
         let transport: Arc<dyn Transport> = rdma.clone();
-        self.registrar.attach_live(&transport)?;
         let observer: Weak<dyn rdma::Observer> = self.this.clone();
+        // Before its NICs learn of memory: one that comes back meanwhile is told of what it has missed.
         rdma.observe(observer);
+        self.registrar.attach_live(&transport)?;
         // Peers use the one protocol that a descriptor names, and can do more with this one.
         let change = move |header: &mut SegmentHeader| (header.protocol, header.rdma) = ("rdma".into(), Some(rdma.header()));
         Ok((transport, Box::new(change)))

@@ -677,8 +677,10 @@ fn strange_connection_requests_are_rejected_with_a_reason() {
         ("local_nic_path", serde_json::json!("x".repeat(100_000))),
         ("local_gid", serde_json::json!("")),
         ("local_gid", serde_json::json!("zz")),
+        ("local_gid", serde_json::json!("00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00")),
         ("qp_num", serde_json::json!([1])),
         ("qp_num", serde_json::json!([1, -1])),
+        ("qp_num", serde_json::json!([1, 1 << 24])),
         ("ready_ack", serde_json::json!(true)),
     ] {
         let reply = ask(std::slice::from_ref(&changes));
@@ -739,4 +741,315 @@ fn another_gid_is_taken_where_one_does_not_connect() {
     fake.set(0, "rtr_fail_gid_index", 1);
     let bench = Bench::on(&fake, 4096);
     completed(&bench.write());
+}
+
+/// A peer's segment as a test wants it: another id, another descriptor, other answers.
+struct Altered {
+    id: u64,
+    of: Arc<dyn Segment>,
+    descriptor: Arc<SegmentDescriptor>,
+    refresh: Box<dyn Fn() + Send + Sync>,
+    connect: Box<Connect>,
+}
+
+type Connect = dyn Fn(&dyn Segment, &serde_json::Value) -> Result<serde_json::Value> + Send + Sync;
+
+impl Altered {
+    fn new(bench: &Bench, id: u64) -> Altered {
+        let of: Arc<dyn Segment> = bench.near.segments.get(bench.segment).unwrap();
+        let descriptor = of.descriptor();
+        Altered { id, of, descriptor, refresh: Box::new(|| ()), connect: Box::new(|of, request| of.request_connection(request)) }
+    }
+
+    /// Starts a write of the first bytes there; the answer is the only word of its end.
+    fn write(self, bench: &Bench, length: u64, stall: Duration) -> Arc<Told> {
+        self.write_to(bench, bench.theirs.range(0, 1).address(), length, stall)
+    }
+
+    fn write_to(self, bench: &Bench, remote_address: u64, length: u64, stall: Duration) -> Arc<Told> {
+        let told = Arc::new(Told::default());
+        let slice = crate::transport::Slice {
+            opcode: Opcode::Write,
+            local: bench.ours.range(0, length),
+            remote_address,
+            deadline: crate::transport::Deadline { absolute: None, stall },
+            completion: told.clone(),
+            index: 0,
+        };
+        let segment: Arc<dyn Segment> = Arc::new(self);
+        rdma_of(&bench.near).submit(&segment, vec![slice]);
+        told
+    }
+}
+
+impl Segment for Altered {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn descriptor(&self) -> Arc<SegmentDescriptor> {
+        self.descriptor.clone()
+    }
+
+    fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
+        (self.refresh)();
+        Ok(self.descriptor.clone())
+    }
+
+    fn host(&self) -> Result<String> {
+        self.of.host()
+    }
+
+    fn request_connection(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
+        (self.connect)(&*self.of, request)
+    }
+}
+
+/// Keeps what it is told.
+#[derive(Default)]
+struct Told {
+    outcomes: Mutex<Vec<Result<()>>>,
+    cancelled: AtomicBool,
+}
+
+impl Told {
+    fn is_over(&self) -> bool {
+        !self.outcomes.lock().is_empty()
+    }
+
+    /// The one outcome.
+    #[track_caller]
+    fn outcome(&self) -> std::result::Result<(), Code> {
+        wait_until("it ends", || self.is_over());
+        let outcomes = self.outcomes.lock();
+        assert_eq!(outcomes.len(), 1);
+        outcomes[0].as_ref().copied().map_err(Error::code)
+    }
+}
+
+impl crate::transport::Completion for Told {
+    fn finish(&self, _index: u32, outcome: Result<()>) {
+        self.outcomes.lock().push(outcome);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::SeqCst)
+    }
+}
+
+fn rdma_of(engine: &Engine) -> Arc<dyn Transport> {
+    engine.transports.read().iter().find(|transport| transport.protocol() == "rdma").unwrap().clone()
+}
+
+fn gid_of(engine: &Engine) -> String {
+    engine.fetcher.own.read().rdma.as_ref().unwrap().devices[0].gid.clone()
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Each way has a key of its own that is refused; none of them is a reason to try the other one again.
+#[test]
+fn memory_to_which_no_nic_of_the_peer_gives_access_is_not_tried_for_ever() {
+    let fake = Fake::new(4);
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 1 << 20);
+    completed(&bench.write());
+    let mut altered = Altered::new(&bench, 1000);
+    let mut descriptor = (*altered.descriptor).clone();
+    descriptor.buffers.iter_mut().flat_map(|buffer| &mut buffer.rkey).for_each(|key| *key ^= 0xff00_0000);
+    altered.descriptor = Arc::new(descriptor);
+    let posted = fake.get(-1, "posted");
+    assert_eq!(altered.write(&bench, 4096, LONG).outcome(), Err(Code::AddressNotRegistered));
+    assert_eq!(fake.get(-1, "posted"), posted + 1);
+    completed(&bench.write());
+}
+
+#[test]
+fn waiting_for_a_descriptor_is_no_stall_of_what_has_moved_before() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 4096);
+    let mut altered = Altered::new(&bench, 1000);
+    altered.refresh = Box::new(|| std::thread::sleep(Duration::from_millis(400)));
+    altered.connect = Box::new(|of, request| {
+        std::thread::sleep(Duration::from_millis(500));
+        of.request_connection(request)
+    });
+    fake.set(0, "hold", 1);
+    let told = altered.write(&bench, 4096, Duration::from_millis(1500));
+    wait_until("posted", || fake.get(0, "posted") == 1);
+    // Later than the limit after the beginning, but not after the connection.
+    std::thread::sleep(Duration::from_millis(700));
+    fake.set(0, "status_at", 1);
+    fake.set(0, "hold", 0);
+    assert_eq!(told.outcome(), Ok(()));
+}
+
+#[test]
+fn what_waits_for_the_descriptor_of_a_forgotten_segment_can_be_cancelled_and_ends_at_the_end() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 4096);
+    let transport = rdma_of(&bench.near);
+    let is_held = Arc::new(AtomicBool::new(true));
+    // One more than there are threads to ask: the last is never asked.
+    let told: Vec<_> = (0..5)
+        .map(|number| {
+            let mut altered = Altered::new(&bench, 1000 + number);
+            let is_held = is_held.clone();
+            altered.refresh = Box::new(move || wait_until("released", || !is_held.load(Ordering::SeqCst)));
+            altered.write_to(&bench, 4096, 4096, LONG)
+        })
+        .collect();
+    (0..5).for_each(|number| transport.forget(1000 + number));
+    told[0].cancelled.store(true, Ordering::SeqCst);
+    transport.cancel();
+    assert!(told[0].is_over());
+    assert!(told[1..].iter().all(|told| !told.is_over()));
+    let release = is_held.clone();
+    let releasing = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        release.store(false, Ordering::SeqCst);
+    });
+    bench.near.shutdown();
+    releasing.join().unwrap();
+    // Some may have had their descriptors just before.
+    told.iter().for_each(|told| assert!(told.outcome().is_err()));
+}
+
+#[test]
+fn a_peer_that_rejects_the_last_step_is_not_connected_with() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 4096);
+    let mut altered = Altered::new(&bench, 1000);
+    altered.connect = Box::new(|of, request| match request["ready_ack"] {
+        serde_json::Value::Bool(true) => Ok(serde_json::json!({"reply_msg": "not connected with these"})),
+        _ => of.request_connection(request),
+    });
+    assert_eq!(altered.write(&bench, 4096, LONG).outcome(), Err(Code::RejectHandshake));
+    assert_eq!(fake.get(0, "posted"), 0);
+}
+
+#[test]
+fn a_port_that_flaps_while_a_connection_is_made_does_not_cost_the_nic_its_address() {
+    let fake = Arc::new(Fake::new(2));
+    let bench = Bench::on(&fake, 4096);
+    let before = gid_of(&bench.near);
+    let mut altered = Altered::new(&bench, 1000);
+    let (flapping, near, is_first) = (fake.clone(), Arc::downgrade(&bench.near), AtomicBool::new(true));
+    altered.connect = Box::new(move |of, request| {
+        if is_first.swap(false, Ordering::SeqCst) {
+            let near = near.upgrade().unwrap();
+            let is_named = || !near.fetcher.own.read().rdma.clone().unwrap().priority_matrix["cpu:0"].0.is_empty();
+            for (event, state) in [PORT_ERROR, PORT_ACTIVE] {
+                flapping.set(0, "port_state", state);
+                flapping.event(0, event);
+                wait_until("it is noticed", || is_named() == (event == PORT_ACTIVE.0));
+            }
+        }
+        of.request_connection(request)
+    });
+    let told = altered.write(&bench, 4096, LONG);
+    let _ = told.outcome();
+    wait_until("it is connected with", || bench.write().state == State::Completed);
+    assert_eq!(gid_of(&bench.near), before);
+}
+
+#[test]
+fn strangers_do_not_change_the_address_of_a_nic() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 4096);
+    completed(&bench.write());
+    let before = gid_of(&bench.far);
+    fake.set(1, "rtr_errno", i64::from(libc::EINVAL));
+    let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:00:09";
+    let path = format!("{}@fake1", bench.far.name());
+    let request = serde_json::json!({"local_nic_path": "peer:1@nic", "peer_nic_path": path, "local_gid": gid, "qp_num": [1, 2]});
+    let reply = crate::handshake::Service::connect(&*bench.far.card, &request).unwrap();
+    assert_ne!(reply["reply_msg"], "");
+    assert_eq!(gid_of(&bench.far), before);
+}
+
+#[test]
+fn strangers_get_no_more_endpoints_than_there_are() {
+    let fake = Fake::new(1);
+    let mut few = config(&fake);
+    few.rdma.max_endpoints = 2;
+    let engine = engine_with(&few, &["fake0"]);
+    let own = format!("{}@fake0", engine.name());
+    let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:00:09";
+    let replies: Vec<_> = (0..4)
+        .map(|number| {
+            let path = format!("peer:{number}@nic");
+            let request = serde_json::json!({"local_nic_path": path, "peer_nic_path": own, "local_gid": gid, "qp_num": [1, 2],
+                "ready_ack": false});
+            crate::handshake::Service::connect(&*engine.card, &request).unwrap()["reply_msg"].to_string()
+        })
+        .collect();
+    assert_eq!(replies[..2], ["\"\"", "\"\""]);
+    assert!(replies[2..].iter().all(|reply| reply.contains("MC_MAX_EP_PER_CTX")), "{replies:?}");
+    assert_eq!(fake.get(0, "queue_pairs"), 4);
+}
+
+#[test]
+fn room_that_a_stuck_connection_leaves_is_used_by_others() {
+    let fake = Fake::new(2);
+    fake.set(0, "max_cqe", 4);
+    let bench = Bench::on(&fake, 1 << 20);
+    let other = engine(&fake, &["fake1"]);
+    let theirs = Memory::new(4096);
+    other.register(theirs.range(0, 4096), &options()).unwrap();
+    let segment = bench.near.open_segment(&other.name()).unwrap();
+    let write = request(Opcode::Write, bench.ours.range(0, 4096), segment, theirs.range(0, 4096));
+    completed(&bench.write());
+    completed(&bench.transfer(&[write])[0]);
+    fake.set(0, "hold", 1);
+    fake.set(0, "flush", 0);
+    let posted = fake.get(0, "posted");
+    let deadline = Some(Instant::now() + Duration::from_millis(100));
+    let stuck = bench.submit(&[bench.request(Opcode::Write, 0, 1 << 20)], SubmitOptions { deadline, stall: None });
+    wait_until("the completion queue has no more room", || fake.get(0, "posted") == posted + 4);
+    let waiting = bench.submit(&[write], SubmitOptions::default());
+    std::thread::sleep(Duration::from_millis(300));
+    fake.set(0, "hold", 0);
+    assert!(stuck.wait(Some(Duration::from_secs(10))));
+    assert!(waiting.wait(Some(Duration::from_secs(10))));
+    completed(&waiting.task_status(0).unwrap());
+}
+
+#[test]
+fn a_nic_that_comes_back_twice_is_given_memory_once() {
+    let fake = Fake::new(2);
+    let near = engine(&fake, &["fake0", "fake1"]);
+    fake.set(0, "port_state", PORT_ERROR.1);
+    fake.event(0, PORT_ERROR.0);
+    let named = || near.fetcher.own.read().rdma.clone().unwrap().priority_matrix["cpu:0"].0.len();
+    wait_until("it is left", || named() == 1);
+    let memory = Memory::new(4096);
+    near.register(memory.range(0, 4096), &options()).unwrap();
+    fake.set(0, "register_microseconds", 100_000);
+    let transports = near.transports.read();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| near.registrar.attach_device(0, &transports));
+        }
+    });
+    drop(transports);
+    assert_eq!(fake.get(0, "regions"), 1);
+    near.unregister(memory.range(0, 1).address()).unwrap();
+    assert_eq!(fake.get(-1, "regions"), 0);
+}
+
+#[test]
+fn threads_of_nics_take_no_signals() {
+    let fake = Fake::new(1);
+    let _engine = engine(&fake, &["fake0"]);
+    let user = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGALRM];
+    let masks = || -> Vec<u64> {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        // Others of this process come and go.
+        let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        let field = |text: &str, name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_string();
+        let of_nics = texts.filter(|text| field(text, "Name:").starts_with("te-rdma-"));
+        of_nics.map(|text| u64::from_str_radix(&field(&text, "SigBlk:"), 16).unwrap()).collect()
+    };
+    wait_until("it has begun", || !masks().is_empty());
+    assert!(masks().iter().all(|mask| user.iter().all(|signal| mask >> (signal - 1) & 1 == 1)));
 }

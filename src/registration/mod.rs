@@ -10,7 +10,7 @@
 //! - [`workers`]: the threads that help
 //! - `pinning`: doing what the plan says, and undoing it
 //!
-//! No lock of its own. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
+//! One lock of its own, held while a device that has come back is told of memory. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
 //! devices, some microseconds for the plan and for handing out work, and 10 to 60 µs for looking at pages of ranges from 512 KiB on.
 
 mod pinning;
@@ -22,6 +22,8 @@ pub mod workers;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use self::pinning::{Held, Observed, PinFailure};
 use self::plan::{DeviceLimits, JobCost, Settings, Subject};
@@ -55,6 +57,8 @@ pub struct Registrar {
     observed: Arc<Observed>,
     /// Opened when a device first needs it. Engines do not outlive a fork, and it is that of this process.
     pagemap: OnceLock<Option<Pagemap>>,
+    /// Held while a device that has come back is told of memory, so that no two threads give a chunk a key.
+    returning: Mutex<()>,
     parallelism: Parallelism,
     threads: usize,
     max_mr_size: u64,
@@ -80,6 +84,7 @@ impl Registrar {
             workers: Workers::of_process(),
             observed: Arc::new(Observed::new(JobCost::ASSUMED)),
             pagemap: OnceLock::new(),
+            returning: Mutex::new(()),
             parallelism: config.parallel_registration.unwrap_or_default(),
             threads,
             max_mr_size: config.max_mr_size,
@@ -413,6 +418,7 @@ impl Registrar {
     /// is logged, and stays with the other devices. Peers see the new keys.
     pub fn attach_device(&self, position: usize, transports: &[Arc<dyn Transport>]) {
         let Some(device) = transports.iter().flat_map(|transport| transport.devices()).nth(position) else { return };
+        let _alone = self.returning.lock();
         for region in self.registry.live() {
             let range = region.range();
             // Nobody unregisters it meanwhile.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::sys::fork;
+use crate::sys::{fork, thread};
 
 /// How long a thread waits for more work.
 const IDLE: Duration = Duration::from_secs(10);
@@ -167,7 +167,7 @@ impl Workers {
         while state.threads.len() < wanted && state.idle < asked {
             let number = state.next_number;
             let shared = self.shared.clone();
-            match std::thread::Builder::new().name(format!("te-register-{number}")).spawn(move || shared.help()) {
+            match thread::spawn(format!("te-register-{number}"), move || shared.help()) {
                 Ok(thread) => {
                     state.next_number += 1;
                     // It counts as idle from now on, and takes that back when it begins.
@@ -332,6 +332,25 @@ mod tests {
         let shared = workers.shared.clone();
         drop(workers);
         assert_eq!(Arc::strong_count(&shared), 1);
+    }
+
+    #[test]
+    fn helpers_take_no_signals() {
+        let workers = Workers::new();
+        let barrier = Arc::new(Barrier::new(2));
+        let masks = Arc::new(Mutex::new(Vec::new()));
+        let (meet, list) = (barrier, masks.clone());
+        let work = move |_| {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim().to_string();
+            let is_helper = std::thread::current().name().is_some_and(|name| name.starts_with("te-register-"));
+            list.lock().push((is_helper, u64::from_str_radix(&mask, 16).unwrap()));
+            meet.wait();
+        };
+        workers.run(2, 2, Arc::new(work));
+        let masks = masks.lock();
+        let (_, helper) = masks.iter().find(|(is_helper, _)| *is_helper).unwrap();
+        assert!([libc::SIGINT, libc::SIGTERM, libc::SIGUSR1].iter().all(|signal| helper >> (signal - 1) & 1 == 1), "{helper:#x}");
     }
 
     #[test]

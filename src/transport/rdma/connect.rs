@@ -18,6 +18,9 @@ use crate::metadata::excerpt;
 use crate::topology::GidAddress;
 use crate::transport::Device;
 
+/// Largest number of a queue pair.
+const MOST_NUMBER: u32 = (1 << 24) - 1;
+
 /// Connects an endpoint, and has posted what waits for it, or has it tried another way. Blocks.
 pub(super) fn open(shared: &Arc<Shared>, nic: &Arc<LocalNic>, index: u32, id: u64, peer: &Arc<Peer>) {
     let connection = match nic.connection_of(index, id) {
@@ -35,12 +38,7 @@ pub(super) fn open(shared: &Arc<Shared>, nic: &Arc<LocalNic>, index: u32, id: u6
         }
     };
     let fallout = match outcome {
-        Ok(()) => {
-            shared.counters.connections_opened.add(1);
-            nic.set_connected(index, id, true)
-        }
-        // The peer has asked meanwhile, and has the same queue pairs.
-        Err(_) if connection.is_linked() && shared.closing.get().is_none() => nic.set_connected(index, id, true),
+        Ok(()) => nic.set_connected(index, id, true),
         Err(error) => return give_up(shared, nic, index, id, Some(path), error),
     };
     shared.settle(nic, fallout);
@@ -65,14 +63,17 @@ fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, pa
             false => Err(refused(format!("it says: {}", excerpt(&reply.rejection)))),
         }
     };
-    let reply = exchange(&request)?;
+    let reply = match exchange(&request) {
+        Ok(reply) => reply,
+        // The peer has asked meanwhile, and has the same queue pairs.
+        Err(_) if connection.is_linked() && shared.closing.get().is_none() => return Ok(()),
+        Err(error) => return Err(error),
+    };
     if reply.local_path != **path || reply.peer_path != *nic.path {
         let (from, to) = (excerpt(&reply.local_path), excerpt(&reply.peer_path));
         return Err(refused(format!("the reply is from '{from}' to '{to}'; has it installed RDMA?")));
     }
-    if reply.queue_pairs.len() != connection.pairs.len() {
-        return Err(refused(count_mismatch(connection.pairs.len(), reply.queue_pairs.len())));
-    }
+    check_numbers(connection.pairs.len(), &reply.queue_pairs).map_err(refused)?;
     let view = peer.view();
     let (gid, lid) = match (reply.gid.as_str(), view.device_at(path)) {
         // Old peers tell of it in their descriptor only.
@@ -81,12 +82,14 @@ fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, pa
     };
     let gid = GidAddress::parse_bytes(gid).ok_or_else(|| refused(format!("its GID '{}' cannot be read", excerpt(gid))))?;
     if let Err(error) = connection.link(&nic.device, &reply.queue_pairs, gid, lid) {
-        return Err(refused(explain(shared, nic, error)));
+        return Err(refused(explain(shared, nic, error, true)));
     }
+    nic.prove_gid(nic.device.address().gid_index);
     if reply.ready_ack.is_some() {
         request.ready_ack = Some(true);
         exchange(&request)?;
     }
+    shared.counters.connections_opened.add(1);
     Ok(())
 }
 
@@ -104,17 +107,29 @@ fn greeting(nic: &LocalNic, connection: &Connection, path: &str) -> Message {
     }
 }
 
-fn count_mismatch(own: usize, peers: usize) -> String {
-    format!("QP count mismatch: {own} queue pairs on one side, {peers} on the other; MC_NUM_QP_PER_EP must be the same on both")
+/// Whether a peer's numbers of queue pairs can be connected with that many here.
+fn check_numbers(own: usize, numbers: &[u32]) -> std::result::Result<(), String> {
+    let peers = numbers.len();
+    if peers != own {
+        return Err(format!(
+            "QP count mismatch: {own} queue pairs on one side, {peers} on the other; MC_NUM_QP_PER_EP must be the same on both"
+        ));
+    }
+    match numbers.iter().find(|number| **number > MOST_NUMBER) {
+        Some(number) => Err(format!("{number} is no number of a queue pair: these have 24 bits")),
+        None => Ok(()),
+    }
 }
 
-/// Says why queue pairs cannot be connected, and takes another GID for the next try if this one may be the reason.
-fn explain(shared: &Shared, nic: &LocalNic, error: LinkError) -> String {
+/// Says why queue pairs cannot be connected, and takes another GID for the next try if this one may be the reason. Where a stranger has
+/// asked, a GID that has connected before is not the reason: what strangers send does not change the address that peers know.
+fn explain(shared: &Shared, nic: &LocalNic, error: LinkError, is_chosen: bool) -> String {
     match error {
         LinkError::LinkedElsewhere => "its queue pairs have changed meanwhile".to_string(),
+        LinkError::GivenUp => "the connection was given up meanwhile".to_string(),
         LinkError::Device(error) => {
             let address = nic.device.address();
-            if error.raw_os_error() == Some(libc::EINVAL) {
+            if error.raw_os_error() == Some(libc::EINVAL) && (is_chosen || !nic.has_proven_gid(address.gid_index)) {
                 let mut tried = nic.tried_gids.lock();
                 if !tried.contains(&address.gid_index) {
                     tried.push(address.gid_index);
@@ -159,16 +174,14 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
             false => Err(format!("{} is not connected with these queue pairs; ask again", excerpt(&request.local_path))),
         };
     }
-    if request.queue_pairs.len() != shared.config.queue_pairs_per_endpoint {
-        return Err(count_mismatch(shared.config.queue_pairs_per_endpoint, request.queue_pairs.len()));
-    }
-    let gid =
-        GidAddress::parse_bytes(&request.gid).ok_or_else(|| format!("local_gid '{}' cannot be read", excerpt(&request.gid)))?;
+    check_numbers(shared.config.queue_pairs_per_endpoint, &request.queue_pairs)?;
+    let gid = GidAddress::parse_bytes(&request.gid).filter(|gid| !gid.is_zero());
+    let gid = gid.ok_or_else(|| format!("local_gid '{}' is no address", excerpt(&request.gid)))?;
     // The first may be with queue pairs of a peer that has restarted.
     for _ in 0..2 {
         let (endpoint, fallout) = nic.passive_endpoint(&request.local_path);
         shared.settle(nic, fallout);
-        let Some((index, id)) = endpoint else { break };
+        let (index, id) = endpoint?;
         let connection = match nic.connection_of(index, id) {
             Ok(Some(connection)) => connection,
             Ok(None) => continue,
@@ -182,23 +195,24 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
         match connection.link(&nic.device, &request.queue_pairs, gid, request.lid) {
             Ok(()) => {
                 if !was_linked {
+                    nic.prove_gid(nic.device.address().gid_index);
                     shared.counters.connections_accepted.add(1);
                     let fallout = nic.set_connected(index, id, request.ready_ack.is_none());
                     shared.settle(nic, fallout);
                 }
                 return Ok(greeting(nic, &connection, &request.local_path));
             }
-            Err(LinkError::LinkedElsewhere) => {
+            Err(LinkError::LinkedElsewhere | LinkError::GivenUp) => {
                 let fallout = nic.retire(index, id, None);
                 shared.settle(nic, fallout);
             }
             Err(error) => {
-                let reason = explain(shared, nic, error);
+                let reason = explain(shared, nic, error, false);
                 let fallout = nic.retire(index, id, Some(Error::new(Code::Endpoint, reason.clone())));
                 shared.settle(nic, fallout);
                 return Err(reason);
             }
         }
     }
-    Err("shutting down".to_string())
+    Err("its queue pairs change faster than they can be connected".to_string())
 }

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -29,12 +30,15 @@ pub(super) struct Connection {
     pub queues: Vec<usize>,
     /// Numbers of the peer's queue pairs, once they are connected.
     link: Mutex<Option<Vec<u32>>>,
+    is_given_up: AtomicBool,
 }
 
 /// Why a connection cannot be linked.
 pub(super) enum LinkError {
     /// It is linked with other queue pairs.
     LinkedElsewhere,
+    /// Its queue pairs were put into the error state meanwhile.
+    GivenUp,
     /// The device refuses.
     Device(std::io::Error),
 }
@@ -44,7 +48,7 @@ impl Connection {
     pub fn new(device: &Nic, queues: &[Arc<CompletionQueue>], first: usize, count: usize) -> Result<Arc<Connection>> {
         let queues_of: Vec<usize> = (first..first + count).map(|turn| turn % queues.len()).collect();
         let pairs = queues_of.iter().map(|queue| device.make_queue_pair(&queues[*queue])).collect::<Result<_>>()?;
-        Ok(Arc::new(Connection { pairs, queues: queues_of, link: Mutex::default() }))
+        Ok(Arc::new(Connection { pairs, queues: queues_of, link: Mutex::default(), is_given_up: AtomicBool::new(false) }))
     }
 
     /// Numbers of the queue pairs.
@@ -61,10 +65,25 @@ impl Connection {
             None => {}
         }
         for (pair, number) in self.pairs.iter().zip(numbers) {
-            device.connect(pair, &PeerQueuePair { number: *number, gid, lid }).map_err(LinkError::Device)?;
+            let refused = |error| match self.is_given_up.load(Ordering::SeqCst) {
+                true => LinkError::GivenUp,
+                false => LinkError::Device(error),
+            };
+            device.connect(pair, &PeerQueuePair { number: *number, gid, lid }).map_err(refused)?;
         }
         *link = Some(numbers.to_vec());
         Ok(())
+    }
+
+    /// Puts the queue pairs into the error state, for good: all that is posted comes back.
+    pub fn give_up(&self, path: &str) {
+        self.is_given_up.store(true, Ordering::SeqCst);
+        // A device that is gone answers with an error; its queue pairs are destroyed after a while.
+        for pair in &self.pairs {
+            if let Err(error) = pair.fail() {
+                tracing::debug!("a queue pair to {path} cannot be put into the error state: {error}");
+            }
+        }
     }
 
     /// Whether it is linked with exactly these.

@@ -20,8 +20,8 @@
 //! eviction retires the endpoint that the work is posted on; other work on it is flushed, too, and tried again. All local memory is
 //! guarded while it is used, so unregistering waits; what peers do ends by deregistering alone.
 //!
-//! Who locks what: a NIC's state, a peer's waiting spans and the list of paused rails are locked alone; no completion is called, and
-//! nobody outside is asked, with a lock held.
+//! Who locks what: a NIC's state, a peer's waiting spans, the list of peers that are asked and that of paused rails are locked alone; no
+//! completion is called, and nobody outside is asked, with a lock held.
 //!
 //! Threads: one for each NIC; up to four for connecting and asking that come and go.
 
@@ -59,6 +59,7 @@ use crate::registry::{Access, Refusal as RegistryRefusal, Registry};
 use crate::sys::MemoryRange;
 use crate::sys::background::Background;
 use crate::sys::epoll::{Epoll, Events, Interest};
+use crate::sys::thread;
 use crate::telemetry::Counters;
 use crate::topology::{Link, Machine, NicChoice, Topology};
 
@@ -108,6 +109,8 @@ struct Shared {
     /// With which of several preferred NICs the next submission begins.
     next_turn: AtomicUsize,
     peers: RwLock<HashMap<u64, Arc<Peer>>>,
+    /// Peers that are asked, or will be: those that spans may wait with, forgotten ones among them.
+    asked: Mutex<Vec<Arc<Peer>>>,
     /// Pairs of NICs that have failed, and until when they are not used if there are others.
     paused: RwLock<HashMap<(usize, Arc<str>), Instant>>,
     has_paused: AtomicBool,
@@ -224,9 +227,10 @@ impl Shared {
         }
         let mut again: Vec<Span> = retries;
         for (mut span, error) in failures {
-            // A refused key is tried again only if the peer has another one.
-            span.attempt += u16::from(!span.is_refused);
-            if u32::from(span.attempt) >= self.config.retry_count && !span.is_refused {
+            span.attempt = span.attempt.saturating_add(1);
+            // A refused key may be old: there is one look at the peer's present descriptor, however few tries there are.
+            let has_look = span.is_refused && span.attempt == 1;
+            if u32::from(span.attempt) >= self.config.retry_count && !has_look {
                 span.end(Err(error));
             } else {
                 again.push(span);
@@ -243,7 +247,7 @@ impl Shared {
     fn park(&self, peer: &Arc<Peer>, mut spans: Vec<Span>) {
         let mut kept = Vec::with_capacity(spans.len());
         for span in spans.drain(..) {
-            match span.task().doomed().or_else(|| self.closing.get().cloned()) {
+            match span.task().doomed() {
                 Some(error) => span.end(Err(error)),
                 None => kept.push(span),
             }
@@ -253,11 +257,17 @@ impl Shared {
         }
         {
             let mut waiting = peer.waiting.lock();
-            waiting.parked.append(&mut kept);
+            // With the lock: whoever closes looks for what is parked afterwards.
+            if let Some(reason) = self.closing.get() {
+                drop(waiting);
+                return kept.into_iter().for_each(|span| span.end(Err(reason.clone())));
+            }
+            waiting.parked.add(kept);
             if std::mem::replace(&mut waiting.is_asking, true) {
                 return;
             }
         }
+        self.asked.lock().push(peer.clone());
         // Its thread looks at deadlines of what is parked.
         self.nics().take(1).for_each(|nic| nic.wake_sleeper());
         let (shared, to) = (self.this.clone(), peer.clone());
@@ -271,8 +281,9 @@ impl Shared {
             let spans = {
                 let mut waiting = peer.waiting.lock();
                 waiting.is_asking = false;
-                std::mem::take(&mut waiting.parked)
+                std::mem::take(&mut waiting.parked.spans)
             };
+            self.is_not_asked(peer);
             spans.into_iter().for_each(|span| span.end(Err(error.clone())));
         }
     }
@@ -283,18 +294,27 @@ impl Shared {
             {
                 let mut guard = peer.waiting.lock();
                 let waiting = &mut *guard;
-                if waiting.parked.is_empty() {
+                if waiting.parked.spans.is_empty() {
                     waiting.is_asking = false;
-                    return;
+                    break;
                 }
                 std::mem::swap(&mut waiting.parked, &mut waiting.asking);
             }
             let refreshed = peer.segment.refresh();
-            let spans = std::mem::take(&mut peer.waiting.lock().asking);
+            let spans = std::mem::take(&mut peer.waiting.lock().asking.spans);
             match refreshed {
                 Ok(_) => self.dispatch(peer, spans),
                 Err(error) => spans.into_iter().for_each(|span| span.end(Err(error.clone()))),
             }
+        }
+        self.is_not_asked(peer);
+    }
+
+    /// Takes back one entry of `asked`; if somebody asks again already, there is another one.
+    fn is_not_asked(&self, peer: &Arc<Peer>) {
+        let mut asked = self.asked.lock();
+        if let Some(place) = asked.iter().position(|other| Arc::ptr_eq(other, peer)) {
+            asked.swap_remove(place);
         }
     }
 
@@ -305,12 +325,12 @@ impl Shared {
             self.settle(nic, fallout);
             nic.wake();
         }
-        self.end_parked(|span| matches(span.slice()).then(|| error(span.slice())));
+        self.end_parked(|span, _| matches(span.slice()).then(|| error(span.slice())));
     }
 
-    /// Ends parked spans that `error` has something against. True if others are left.
-    fn end_parked(&self, error: impl Fn(&Span) -> Option<Error>) -> bool {
-        let peers: Vec<_> = self.peers.read().values().cloned().collect();
+    /// Ends parked spans that `error` has something against; it is told since when they wait. True if others are left.
+    fn end_parked(&self, error: impl Fn(&Span, Instant) -> Option<Error>) -> bool {
+        let peers = self.asked.lock().clone();
         let mut are_left = false;
         for peer in peers {
             let mut ended = Vec::new();
@@ -318,13 +338,14 @@ impl Shared {
                 let mut guard = peer.waiting.lock();
                 let waiting = &mut *guard;
                 for list in [&mut waiting.parked, &mut waiting.asking] {
-                    for span in std::mem::take(list) {
-                        match error(&span) {
+                    let since = list.since;
+                    for span in std::mem::take(&mut list.spans) {
+                        match error(&span, since) {
                             Some(error) => ended.push((span, error)),
-                            None => list.push(span),
+                            None => list.spans.push(span),
                         }
                     }
-                    are_left |= !list.is_empty();
+                    are_left |= !list.spans.is_empty();
                 }
             }
             ended.into_iter().for_each(|(span, error)| span.end(Err(error)));
@@ -372,7 +393,7 @@ impl Shared {
                 let (fallout, mut needs) = nic.expire(now);
                 self.settle(nic, fallout);
                 if is_first {
-                    needs |= self.end_parked(|span| (now >= span.expiry(span.group().started)).then(|| span.timeout(now)));
+                    needs |= self.end_parked(|span, since| (now >= span.expiry(since)).then(|| span.timeout(now)));
                 }
                 needs_clock = needs;
                 idle_ticks = if needs { 0 } else { idle_ticks + 1 };
@@ -391,8 +412,12 @@ impl Shared {
             let timeout = match is_attended {
                 true => Some(ATTENDED_TICK.min(rest)),
                 false if needs_clock || idle_ticks < IDLE_TICKS || self.closing.get().is_some() => Some(rest),
-                false if nic.begin_sleep() => None,
-                false => Some(Duration::ZERO),
+                false if nic.begin_sleep(|| is_first && !self.asked.lock().is_empty()) => None,
+                false => {
+                    // Something has come meanwhile, and has woken nobody.
+                    next_tick = Instant::now();
+                    Some(Duration::ZERO)
+                }
             };
             let Ok(ready) = epoll.wait(&mut events, timeout) else { return };
             let mut has_events = false;
@@ -405,7 +430,9 @@ impl Shared {
                     }
                     TOKEN_COMPLETION => {
                         if let Err(error) = nic.channel.take_events() {
-                            tracing::error!("{} tells nothing of completions: {error}", nic.device.name());
+                            // It would be reported ready again and again. What is under way is looked at by the clock.
+                            let _ = epoll.remove(&nic.channel.descriptor());
+                            self.deactivate(nic, &format!("it tells nothing of completions ({error})"));
                         }
                     }
                     _ => has_events = true,
@@ -588,6 +615,7 @@ impl RdmaTransport {
             nics,
             next_turn: AtomicUsize::new(0),
             peers: RwLock::default(),
+            asked: Mutex::default(),
             paused: RwLock::default(),
             has_paused: AtomicBool::new(false),
             paused_servers: Mutex::default(),
@@ -609,9 +637,7 @@ impl RdmaTransport {
                 })
                 .map_err(|error| limit("no event descriptor", error))?;
             let (of_thread, nic) = (shared.clone(), nic.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("te-rdma-{}", nic.index))
-                .spawn(move || of_thread.run(&nic, &epoll, number == 0))
+            let thread = thread::spawn(format!("te-rdma-{}", nic.index), move || of_thread.run(&nic, &epoll, number == 0))
                 .map_err(|error| limit("no thread", error))?;
             transport.threads.lock().push(thread);
         }
@@ -725,7 +751,7 @@ impl Transport for RdmaTransport {
             nic.wake();
         }
         shared.background.close();
-        shared.end_parked(|_| Some(reason.clone()));
+        shared.end_parked(|_, _| Some(reason.clone()));
         for thread in std::mem::take(&mut *self.threads.lock()) {
             // The last reference may be dropped by one of the threads themselves.
             if thread.thread().id() != std::thread::current().id() {

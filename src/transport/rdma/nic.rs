@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -188,6 +188,8 @@ pub(super) struct LocalNic {
     pub wake: EventFd,
     /// GIDs that connecting has failed with.
     pub tried_gids: Mutex<Vec<u8>>,
+    /// One more than the index of the GID that a connection was linked with last; 0 before the first.
+    proven_gid: AtomicU32,
     queues: Vec<Arc<CompletionQueue>>,
     work_requests: u32,
     slice_size: u64,
@@ -223,6 +225,7 @@ impl LocalNic {
             channel,
             wake: EventFd::new().map_err(|error| failed("no event descriptor", error))?,
             tried_gids: Mutex::default(),
+            proven_gid: AtomicU32::new(0),
             work_requests: device.queue_pair_size().work_requests,
             slice_size: config.slice_size.clamp(1, LONGEST),
             fragment_limit: config.fragment_limit(),
@@ -343,10 +346,11 @@ impl LocalNic {
         }
     }
 
-    /// The thread is about to sleep until it is woken. False if it must not: something needs a clock.
-    pub fn begin_sleep(&self) -> bool {
+    /// The thread is about to sleep until it is woken. False if it must not: something here or elsewhere needs a clock.
+    pub fn begin_sleep(&self, is_needed: impl FnOnce() -> bool) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
-        let needs_clock = self.state.lock().needs_clock;
+        let is_needed_here = self.state.lock().needs_clock;
+        let needs_clock = is_needed_here || is_needed();
         if needs_clock {
             self.asleep.store(false, Ordering::SeqCst);
         }
@@ -452,8 +456,14 @@ impl LocalNic {
         let Some(endpoint) = state.endpoints.get_mut(index as usize).and_then(Option::as_mut).filter(is_it) else {
             return Ok(None);
         };
-        // Another thread may have been faster.
-        Ok(Some(endpoint.connection.get_or_insert(made).clone()))
+        if let Some(other) = &endpoint.connection {
+            // Another thread was faster. What was made is destroyed without the lock.
+            let other = other.clone();
+            drop(state);
+            return Ok(Some(other));
+        }
+        endpoint.connection = Some(made.clone());
+        Ok(Some(made))
     }
 
     /// The peer's NIC that an endpoint is for.
@@ -463,15 +473,31 @@ impl LocalNic {
         Some(endpoint.path.clone())
     }
 
-    /// The endpoint of a peer's NIC that asks for a connection. `None` when the transport is shutting down.
-    pub fn passive_endpoint(&self, path: &str) -> (Option<(u32, u64)>, Fallout) {
+    /// The endpoint of a peer's NIC that asks for a connection, or why there is none. Unlike work of this process, strangers do not get
+    /// more endpoints than are configured.
+    pub fn passive_endpoint(&self, path: &str) -> (std::result::Result<(u32, u64), String>, Fallout) {
         let mut locked = self.lock();
         if locked.state.closed.is_some() {
-            return (None, locked.release());
+            return (Err("shutting down".to_string()), locked.release());
+        }
+        let is_full = locked.state.by_path.len() >= self.max_endpoints && !locked.state.by_path.contains_key(path);
+        if is_full && !locked.evict() {
+            let text = format!("all {} endpoints of {} are in use (MC_MAX_EP_PER_CTX)", self.max_endpoints, self.path);
+            return (Err(text), locked.release());
         }
         let index = locked.endpoint(&path.into());
         let id = locked.state.endpoints[index as usize].as_ref().map(|endpoint| (index, endpoint.id));
-        (id, locked.release())
+        (id.ok_or_else(String::new), locked.release())
+    }
+
+    /// A connection was linked with this GID of the NIC.
+    pub fn prove_gid(&self, index: u8) {
+        self.proven_gid.store(u32::from(index) + 1, Ordering::Relaxed);
+    }
+
+    /// Whether a connection was linked with this GID of the NIC, and with no other one after it.
+    pub fn has_proven_gid(&self, index: u8) -> bool {
+        self.proven_gid.load(Ordering::Relaxed) == u32::from(index) + 1
     }
 
     /// The connection with a peer's NIC, if it is linked with exactly these queue pairs, is ready: work can be posted.
@@ -578,7 +604,8 @@ impl Locked<'_> {
     }
 
     /// Gives up an endpoint that nothing is done with: the oldest, or the oldest that was not used since this was asked for the last time.
-    fn evict(&mut self) {
+    /// False if there is none.
+    fn evict(&mut self) -> bool {
         let mut idle: Vec<(u64, u32, bool)> = Vec::new();
         for (index, endpoint) in self.state.endpoints.iter_mut().enumerate() {
             if let Some(endpoint) = endpoint.as_mut().filter(|endpoint| endpoint.is_idle() && !endpoint.is_retired()) {
@@ -587,9 +614,11 @@ impl Locked<'_> {
         }
         idle.sort_unstable();
         let victim = idle.iter().find(|(.., was_used)| self.nic.evict_oldest || !was_used).or(idle.first());
-        if let Some((_, index, _)) = victim.copied() {
+        let victim = victim.copied();
+        if let Some((_, index, _)) = victim {
             self.retire(index, None);
         }
+        victim.is_some()
     }
 
     /// Posts what waits on an endpoint, as far as there is room.
@@ -687,16 +716,21 @@ impl Locked<'_> {
         if !completions.is_empty() {
             let now = Instant::now();
             completions.drain(..).for_each(|completion| self.complete(completion, now));
-            let mut backlog = std::mem::take(&mut self.state.backlog);
-            for index in &backlog {
-                if let Some(endpoint) = self.get(*index) {
-                    endpoint.is_in_backlog = false;
-                }
-            }
-            // In turn: who comes first now comes last the next time, if it has no room for all again.
-            backlog.drain(..).for_each(|index| self.post(index));
+            self.post_backlog();
         }
         self.state.completions = completions;
+    }
+
+    /// Posts what had no room before: there is some now.
+    fn post_backlog(&mut self) {
+        let backlog = std::mem::take(&mut self.state.backlog);
+        for index in &backlog {
+            if let Some(endpoint) = self.get(*index) {
+                endpoint.is_in_backlog = false;
+            }
+        }
+        // In turn: who comes first now comes last the next time, if it has no room for all again.
+        backlog.into_iter().for_each(|index| self.post(index));
     }
 
     fn complete(&mut self, completion: WorkCompletion, now: Instant) {
@@ -782,11 +816,8 @@ impl Locked<'_> {
         }
         endpoint.phase = Phase::Retired(Retirement { since: Instant::now(), fault });
         let path = endpoint.path.clone();
-        // A device that is gone answers with an error; its queue pairs are destroyed after a while.
-        for pair in endpoint.connection.iter().flat_map(|connection| &connection.pairs) {
-            if let Err(error) = pair.fail() {
-                tracing::debug!("a queue pair to {path} cannot be put into the error state: {error}");
-            }
+        if let Some(connection) = &endpoint.connection {
+            connection.give_up(&path);
         }
         if state.by_path.get(&path) == Some(&index) {
             state.by_path.remove(&path);
@@ -829,6 +860,8 @@ impl Locked<'_> {
                 _ => self.fallout.retries.push(span),
             }
         }
+        // No completion tells that there is room in the completion queue now.
+        self.post_backlog();
     }
 
     /// Looks at everything that time ends.

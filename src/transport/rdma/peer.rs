@@ -4,6 +4,7 @@
 //! is under way, those in `parked` for the next; both are moved, and none is lost or seen twice, under the one lock.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -62,11 +63,33 @@ impl View {
     }
 }
 
+/// Spans, and since when the first of them waits.
+pub(super) struct Parked {
+    pub spans: Vec<Span>,
+    pub since: Instant,
+}
+
+impl Default for Parked {
+    fn default() -> Parked {
+        Parked { spans: Vec::new(), since: Instant::now() }
+    }
+}
+
+impl Parked {
+    /// More spans.
+    pub fn add(&mut self, spans: Vec<Span>) {
+        if self.spans.is_empty() {
+            self.since = Instant::now();
+        }
+        self.spans.extend(spans);
+    }
+}
+
 /// Spans that wait for a descriptor.
 #[derive(Default)]
 pub(super) struct Waiting {
-    pub parked: Vec<Span>,
-    pub asking: Vec<Span>,
+    pub parked: Parked,
+    pub asking: Parked,
     /// Whether somebody asks, and will ask for what is parked meanwhile.
     pub is_asking: bool,
 }

@@ -173,7 +173,8 @@ impl<'a> Planner<'a> {
             return;
         };
         let remote_key = buffer.rkey[device];
-        if std::mem::take(&mut span.is_refused) && remote_key == span.remote_key {
+        // The peer still has the key that was refused: the keys of its other NICs are for the same memory, and no better.
+        if std::mem::take(&mut span.is_refused) && buffer.rkey.contains(&span.remote_key) {
             let name = self.peer.segment.descriptor().name.clone();
             let text = format!(
                 "{name} refuses access to {} bytes at {:#x}: not registered there, or not with that access",
