@@ -130,6 +130,7 @@ struct pair {
 	uint32_t outstanding; /* posted and not yet polled */
 	struct work *waiting; /* a ring of cap.max_send_wr */
 	uint32_t first, waiting_count;
+	int events_told; /* and not acknowledged: it is not destroyed before */
 	struct pair *next;
 };
 
@@ -359,14 +360,48 @@ static struct device *device_of(struct ibv_context *context)
 	return ((struct context *)context)->device;
 }
 
+static int is_of_pair(const struct ibv_async_event *event)
+{
+	return event->event_type == IBV_EVENT_QP_ACCESS_ERR || event->event_type == IBV_EVENT_QP_FATAL ||
+	       event->event_type == IBV_EVENT_QP_REQ_ERR;
+}
+
+/* The pair of an event, unless it is gone: events of what was destroyed are not told. */
+static struct pair *pair_of(const struct ibv_async_event *event)
+{
+	for (int i = 0; i < 4096; i++)
+		for (struct pair *pair = pairs[i]; pair; pair = pair->next)
+			if (&pair->qp == event->element.qp)
+				return pair;
+	return NULL;
+}
+
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
-	return read(context->async_fd, event, sizeof *event) == sizeof *event ? 0 : -1;
+	for (;;) {
+		if (read(context->async_fd, event, sizeof *event) != sizeof *event)
+			return -1;
+		if (!is_of_pair(event))
+			return 0;
+		pthread_mutex_lock(&lock);
+		struct pair *pair = pair_of(event);
+		if (pair)
+			pair->events_told++;
+		pthread_mutex_unlock(&lock);
+		if (pair)
+			return 0;
+	}
 }
 
 void ibv_ack_async_event(struct ibv_async_event *event)
 {
-	(void)event;
+	if (!is_of_pair(event))
+		return;
+	pthread_mutex_lock(&lock);
+	struct pair *pair = pair_of(event);
+	if (pair)
+		pair->events_told--;
+	pthread_mutex_unlock(&lock);
 }
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attributes)
@@ -733,6 +768,11 @@ int ibv_destroy_qp(struct ibv_qp *raw)
 	struct pair *pair = (struct pair *)raw;
 	struct queue *queue = (struct queue *)raw->send_cq;
 	pthread_mutex_lock(&lock);
+	while (pair->events_told > 0) {
+		pthread_mutex_unlock(&lock);
+		sleep_microseconds(100);
+		pthread_mutex_lock(&lock);
+	}
 	struct pair **link = &pairs[raw->qp_num % 4096];
 	while (*link != pair)
 		link = &(*link)->next;
