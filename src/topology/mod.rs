@@ -23,7 +23,6 @@ pub use machine::Machine;
 
 use crate::config::TopologyConfig;
 use crate::error::{Code, Error, Result};
-use crate::sys::{MemoryRange, pages};
 
 /// Location to the names of preferred and of available NICs.
 pub type Matrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -175,12 +174,6 @@ impl Link {
         let use_ = if self.in_use { "" } else { ", not in use" };
         format!("{device}: NUMA node {numa}, GID {gid}, port {port}, {gigabits} Gbit/s{use_}")
     }
-}
-
-/// Where memory is: `cpu:<node>` of its first page, or `*` where that page has none yet or the kernel does not say. Nothing is touched,
-/// so pages that are absent stay absent. One system call.
-pub fn location_of(range: MemoryRange) -> String {
-    pages::numa_node(range).map_or(WILDCARD.to_string(), |node| format!("cpu:{node}"))
 }
 
 #[cfg(test)]

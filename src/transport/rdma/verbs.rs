@@ -364,11 +364,6 @@ impl Context {
         &self.library.functions
     }
 
-    /// Whether memory can be registered with flags that a device may ignore.
-    pub fn takes_optional_access(&self) -> bool {
-        self.functions().ibv_reg_mr_iova2.is_some()
-    }
-
     /// Asks the device for its limits.
     pub fn limits(&self) -> io::Result<DeviceLimits> {
         // SAFETY: plain numbers, for which zero is a value.
