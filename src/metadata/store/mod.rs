@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Code, Error, Result};
 
 /// A metadata server. Any thread may call anything at any time; a call blocks for five seconds at most, whatever the server does.
 ///
@@ -21,6 +22,11 @@ pub trait Store: Send + Sync {
 
     /// Removes a key. That there is none is no error.
     fn remove(&self, key: &str) -> Result<()>;
+}
+
+/// The metadata server of a connection string.
+pub fn connect(uri: &str, _config: &Config) -> Result<Arc<dyn Store>> {
+    Err(Error::new(Code::NotImplemented, format!("metadata server '{uri}' cannot be used in this version")))
 }
 
 /// How the keys of engines are called.
