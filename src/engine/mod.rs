@@ -570,10 +570,7 @@ impl Engine {
         let mut failures = 0;
         for segment in self.segments.all() {
             self.check_open()?;
-            if let Err(error) = segment.refresh() {
-                tracing::warn!("segment {} stays as it was known: {}", segment.name(), error.message());
-                failures += 1;
-            }
+            failures += usize::from(segment.refresh().is_err());
         }
         Ok(failures)
     }

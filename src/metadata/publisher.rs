@@ -169,7 +169,12 @@ mod tests {
         let publisher = Publisher::default();
         let mut count = 0;
         for _ in 0..3 {
-            publisher.publish(|| Ok(count += 1)).unwrap();
+            publisher
+                .publish(|| {
+                    count += 1;
+                    Ok(())
+                })
+                .unwrap();
         }
         assert_eq!(count, 3);
     }
