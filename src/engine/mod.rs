@@ -483,7 +483,11 @@ impl Engine {
             self.check_open()?;
             self.registrar.unregister(address, &transports)
         };
-        self.publish_unregistered(outcome)
+        match outcome {
+            // Nothing has changed.
+            Err(error) if error.code() == Code::AddressNotRegistered => Err(error),
+            outcome => self.publish_unregistered(outcome),
+        }
     }
 
     /// Unregisters all that can be unregistered, and returns the first error.

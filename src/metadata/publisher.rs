@@ -112,7 +112,7 @@ impl Publisher {
     }
 
     /// How many wait for a publish that has not begun.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         Arc::strong_count(&self.lock().next) - 1
     }
