@@ -743,8 +743,9 @@ impl Engine {
         }
     }
 
-    /// Ends everything: a metadata server forgets the engine, if it can be reached (a few seconds at most each are waited for that), requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
-    /// answer Canceled. When it returns no byte moves any more; only a second call that comes meanwhile returns at once.
+    /// Ends everything: requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
+    /// answer Canceled. At last a metadata server forgets the engine; up to some ten seconds are waited for one that does not answer. When it
+    /// returns no byte moves any more; only a second call that comes meanwhile returns at once.
     pub fn shutdown(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -752,9 +753,6 @@ impl Engine {
         let periodic = std::mem::take(&mut *self.periodic.lock());
         periodic.iter().for_each(Periodic::order_stop);
         self.fetcher.client.cancel();
-        if let Some(presence) = &self.presence {
-            presence.withdraw();
-        }
         self.server.stop();
         let reason = Error::quiet(Code::Canceled, "the engine was destroyed");
         // A submission may hold the list while it waits for nothing but locks; an installation sees `closed` when it is done.
@@ -763,6 +761,10 @@ impl Engine {
             transport.shutdown(reason.clone());
         }
         self.background.close();
+        // Last: a server that does not answer keeps nobody waiting for the end of a transfer.
+        if let Some(presence) = &self.presence {
+            presence.withdraw();
+        }
         periodic.into_iter().for_each(Periodic::join);
     }
 }
