@@ -44,7 +44,7 @@ const BUFFER: usize = 64 << 10;
 const BACKLOG: u32 = 4096;
 
 /// How long requests may take to end once the server is told to stop.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// How long a client that was refused may take to read why, while what it still sends is thrown away. To close at once would make its
 /// kernel throw the answer away.
@@ -197,7 +197,7 @@ impl Connection {
 
         let has_unread = AtomicBool::new(false);
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(BUFFER);
+        http.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(BUFFER).half_close(true);
         let answer = service_fn(|request| Box::pin(self.answer(request, &has_unread)));
         let mut connection = http.serve_connection(TokioIo::new(Box::pin(stream)), answer);
         let mut is_stopping = false;
