@@ -156,7 +156,7 @@ fn odd_requests_get_the_right_status_and_the_server_goes_on() {
         ("GET /health HTTP/3.0\r\n\r\n".to_string(), &[400]),
         ("GET /health HTTP/1.1\r\nno colon\r\n\r\n".to_string(), &[400]),
         (format!("GET /health HTTP/1.1\r\n{headers}\r\n"), &[431]),
-        (format!("GET /health HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(300_000)), &[431]),
+        (format!("GET /health HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(140_000)), &[431]),
         (format!("GET /metadata?key={} HTTP/1.1\r\n\r\n", "y".repeat(66_000)), &[414]),
         (format!("{put}Content-Length: -5\r\n\r\n12345"), &[400]),
         (format!("{put}Content-Length: 5\r\nContent-Length: 6\r\n\r\n123456"), &[400]),
@@ -167,9 +167,9 @@ fn odd_requests_get_the_right_status_and_the_server_goes_on() {
         (format!("{put}\r\n"), &[411]),
         ("PUT /metadata?key=a HTTP/1.0\r\n\r\nabc".to_string(), &[411]),
         (format!("{put}Content-Length: 1025\r\n\r\n{}", "y".repeat(1025)), &[413]),
-        (format!("{put}Content-Length: 18446744073709551000\r\n\r\n{}", "y".repeat(100_000)), &[413]),
+        (format!("{put}Content-Length: 18446744073709551000\r\n\r\n{}", "y".repeat(20_000)), &[413]),
         (format!("{put}Transfer-Encoding: chunked\r\n\r\n{}", "100\r\n".to_string() + &"y".repeat(255)), &[400]),
-        (format!("{put}Transfer-Encoding: chunked\r\n\r\n{}", format!("100\r\n{}\r\n", "y".repeat(256)).repeat(400)), &[413]),
+        (format!("{put}Transfer-Encoding: chunked\r\n\r\n{}", format!("100\r\n{}\r\n", "y".repeat(256)).repeat(100)), &[413]),
         ("POST /metadata?key=a HTTP/1.1\r\nHost: x\r\n\r\n".to_string(), &[405]),
         ("CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n".to_string(), &[404]),
         ("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n".to_string(), &[404]),
@@ -243,7 +243,7 @@ fn clients_at_the_same_time_read_values_that_are_whole() {
 #[test]
 fn a_stop_lets_what_is_in_flight_end_and_closes_what_is_idle() {
     for signal in ["-TERM", "-INT"] {
-        let mut server = Server::start(&["--timeout", "86400"]);
+        let mut server = Server::start(&["--timeout", "86400", "--grace", "86400"]);
         let (mut idle, mut upload) = (server.connect(), server.connect());
         assert_eq!(idle.ask("GET", "/health", b"").0, 200);
         upload.begin_put("/metadata?key=a", 5);
@@ -273,18 +273,17 @@ fn a_stop_does_not_wait_for_clients_that_stall() {
 
 #[test]
 fn clients_that_take_too_long_lose_their_connection() {
-    let server = Server::start(&["--timeout", "1"]);
-    let value = vec![b'1'; 32 << 20];
-    let mut put = server.connect();
-    assert_eq!(put.ask("PUT", "/metadata?key=a", &value).0, 200);
+    let server = Server::start(&["--timeout", "3"]);
+    // More than the sockets hold. It may take too long itself where the machine is busy.
+    while server.ask("PUT", "/metadata?key=a", &[b'1'; 16 << 20]).0 != 200 {}
     let (mut silent, mut idle, mut head, mut body, mut reader) =
         (server.connect(), server.connect(), server.connect(), server.connect(), server.connect());
-    idle.ask("GET", "/health", b"");
+    assert_eq!(idle.ask("GET", "/health", b"").0, 200);
     head.send(b"GET /health HTTP/1.1\r\nX: ");
     body.send(b"PUT /metadata?key=b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n123");
     reader.send(b"GET /metadata?key=a HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_eq!(body.answer(true).0, 408);
-    for client in [&mut silent, &mut idle, &mut head, &mut body, &mut put] {
+    for client in [&mut silent, &mut idle, &mut head, &mut body] {
         assert!(client.is_closed());
     }
     // The one that does not read is gone too, and with it what it held of a value that is removed.
@@ -304,13 +303,17 @@ fn connections_beyond_the_limit_are_refused_until_one_is_free() {
     let (status, _, text) = server.connect().answer(true);
     assert!(status == 503 && String::from_utf8(text).unwrap().contains("--max-connections"));
     drop(held);
-    let mut is_answered = false;
-    while !is_answered {
+    let mut client = loop {
         let mut client = server.connect();
         client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
-        is_answered = client.stream.fill_buf().is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200"));
-    }
-    assert!(server.metric("te_metadata_refused_connections_total") >= 1);
+        if client.stream.fill_buf().is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200")) {
+            break client;
+        }
+    };
+    assert_eq!(client.answer(true).2, b"OK\n");
+    let (_, metrics) = client.ask("GET", "/metrics", b"");
+    let metrics = String::from_utf8(metrics).unwrap();
+    assert!(!metrics.contains("te_metadata_refused_connections_total 0"), "{metrics}");
 }
 
 #[test]
