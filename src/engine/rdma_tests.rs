@@ -352,8 +352,16 @@ fn the_restarted_side_may_ask_first() {
     drop(first);
     let mut again = config(&fake);
     (again.min_rpc_port, again.max_rpc_port) = (port, port);
-    transfer_from(&engine_with(&again, &["fake1"]));
+    let second = engine_with(&again, &["fake1"]);
+    transfer_from(&second);
+    // The first might be alive yet; it is asked as soon as something is submitted to it.
+    assert_eq!(fake.get(0, "queue_pairs"), 4);
+    let back = near.open_segment(&second.name()).unwrap();
+    let write = request(Opcode::Write, ours.range(0, 1 << 20), back, theirs.range(0, 1 << 20));
+    completed(&near.transfer(&[write], SubmitOptions::default()).unwrap()[0]);
     wait_until("nothing is left of the first connection", || fake.get(0, "queue_pairs") == 2);
+    completed(&near.transfer(&[write], SubmitOptions::default()).unwrap()[0]);
+    assert_eq!(near.counters().connections_opened.get(), 0, "by the connection that the other side has asked for");
 }
 
 #[test]
@@ -691,8 +699,11 @@ fn strange_connection_requests_are_rejected_with_a_reason() {
     let reply = ask(&[]);
     assert_eq!((&reply["reply_msg"], &reply["local_nic_path"]), (&serde_json::json!(""), &serde_json::json!(own)));
     assert_eq!(ask(&[]), reply, "asking again is answered alike");
-    assert_ne!(ask(&[("qp_num", serde_json::json!([3, 4]))])["qp_num"], reply["qp_num"], "a peer that has restarted");
-    wait_until("the first is destroyed", || fake.get(0, "queue_pairs") == 2);
+    let other = ask(&[("qp_num", serde_json::json!([3, 4]))]);
+    assert_ne!(other["qp_num"], reply["qp_num"], "a peer that has restarted, or another one");
+    assert_eq!((ask(&[("qp_num", serde_json::json!([3, 4]))]), ask(&[])), (other, reply));
+    ask(&[("qp_num", serde_json::json!([5, 6]))]);
+    assert_eq!(fake.get(0, "queue_pairs"), 4, "the first and the last");
 }
 
 #[test]
@@ -965,6 +976,40 @@ fn strangers_do_not_change_the_address_of_a_nic() {
     let reply = crate::handshake::Service::connect(&*bench.far.card, &request).unwrap();
     assert_ne!(reply["reply_msg"], "");
     assert_eq!(gid_of(&bench.far), before);
+}
+
+#[test]
+fn strangers_do_not_end_the_connections_of_others() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 16);
+    let back = bench.far.open_segment(&bench.near.name()).unwrap();
+    completed(&bench.write());
+    let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:00:09";
+    // In the name of the peer: to the side that submits, and to the one that only serves.
+    for turn in 0..3 {
+        for (of, name) in [(&bench.near, &bench.far), (&bench.far, &bench.near)] {
+            let [nic, other] = if Arc::ptr_eq(of, &bench.near) { ["fake0", "fake1"] } else { ["fake1", "fake0"] };
+            let (to, from) = (format!("{}@{nic}", of.name()), format!("{}@{other}", name.name()));
+            for ready in [false, true] {
+                let request = serde_json::json!({"local_nic_path": from, "peer_nic_path": to, "local_gid": gid,
+                    "qp_num": [7 + turn, 8], "ready_ack": ready});
+                let reply = crate::handshake::Service::connect(&*of.card, &request).unwrap();
+                // By the last step the peer may have been asked already.
+                assert!(ready || reply["reply_msg"] == "", "{reply}");
+            }
+        }
+        bench.ours.write(&pattern(1 << 16, 40 + turn));
+        completed(&bench.write());
+        assert!(bench.theirs.read() == pattern(1 << 16, 40 + turn));
+    }
+    wait_until("the peer has been asked, and the stranger is gone", || {
+        completed(&bench.write());
+        fake.get(0, "queue_pairs") == 2
+    });
+    completed(&bench.far.transfer(&[request_of(&bench, back)], SubmitOptions::default()).unwrap()[0]);
+    let (near, far) = (bench.near.counters(), bench.far.counters());
+    assert_eq!((near.connections_opened.get(), far.connections_opened.get()), (1, 0), "the one of the beginning");
+    assert_eq!((near.connections_failed.get(), far.connections_failed.get()), (0, 0));
 }
 
 #[test]

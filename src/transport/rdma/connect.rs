@@ -109,6 +109,22 @@ fn ask(
     Ok(())
 }
 
+/// Asks a peer whether it is connected with an endpoint yet, after somebody has asked for others in its name. One that does not answer is not.
+/// Blocks.
+pub(super) fn verify(shared: &Shared, nic: &Arc<LocalNic>, index: u32, id: u64, peer: &Peer) {
+    let (Ok(Some(connection)), Some(path)) = (nic.connection_of(index, id), nic.path_of(index, id)) else { return };
+    let request = Message { ready_ack: Some(true), ..greeting(nic, &connection, &path) };
+    drop(connection);
+    let answer = peer.segment.request_connection(&request.to_json()).ok().and_then(|reply| Message::from_json(&reply).ok());
+    let is_connected = answer.is_some_and(|reply| {
+        // Old peers take it for a request, and say with what they are connected: that, or new ones.
+        let is_same = || nic.linked_endpoint(&path, &reply.queue_pairs).is_some_and(|(linked, ..)| linked == index);
+        reply.rejection.is_empty() && (reply.queue_pairs.is_empty() || is_same())
+    });
+    let fallout = nic.decide_rivalry(index, id, is_connected);
+    shared.settle(nic, fallout);
+}
+
 /// What a NIC says of itself and its queue pairs to another one.
 fn greeting(nic: &LocalNic, connection: &Connection, path: &str) -> Message {
     let address = connection.opened.device.address();
@@ -194,9 +210,12 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
     check_numbers(shared.config.queue_pairs_per_endpoint, &request.queue_pairs)?;
     let gid = GidAddress::parse_bytes(&request.gid).filter(|gid| !gid.is_zero());
     let gid = gid.ok_or_else(|| format!("local_gid '{}' is no address", excerpt(&request.gid)))?;
-    // The first may be with queue pairs of a peer that has restarted.
-    for _ in 0..2 {
-        let (endpoint, fallout) = nic.passive_endpoint(&request.local_path);
+    if let Some((.., connection)) = nic.linked_endpoint(&request.local_path, &request.queue_pairs) {
+        return Ok(greeting(nic, &connection, &request.local_path));
+    }
+    // The first may be linked with queue pairs of a peer that has restarted, or of another one.
+    for is_rival in [false, true] {
+        let (endpoint, fallout) = nic.passive_endpoint(&request.local_path, is_rival);
         shared.settle(nic, fallout);
         let (index, id) = endpoint?;
         let connection = match nic.connection_of(index, id) {
@@ -219,7 +238,8 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
                 }
                 return Ok(greeting(nic, &connection, &request.local_path));
             }
-            Err(LinkError::LinkedElsewhere | LinkError::GivenUp) => {
+            Err(LinkError::LinkedElsewhere) => {}
+            Err(LinkError::GivenUp) => {
                 let fallout = nic.retire(index, id, None);
                 shared.settle(nic, fallout);
             }

@@ -8,6 +8,12 @@
 //! An [`Endpoint`] belongs to its NIC's state and changes under that lock. Its [`Connection`] is shared with whoever connects it, on the
 //! thread of a handshake: `link` is locked while queue pairs change their state, never together with the NIC's lock taken first.
 //! A connection is linked with one peer's queue pairs, once; when both sides ask at a time, the second finds what the first has done.
+//!
+//! Whoever asks with other queue pairs in the name of a NIC that an endpoint is linked with may be that NIC's process, which has given its
+//! own up, or somebody else: nothing in a request proves its origin. He gets an endpoint of his own, a *rival*, which is as good for what he
+//! submits. What is submitted here goes by the endpoint until it is given up; then the rival takes its place. To know soon, the peer itself
+//! is asked, at its own address, by the last step of connecting: it accepts that for queue pairs that it is connected with only. If it does,
+//! the rival goes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -143,6 +149,8 @@ pub(super) struct Endpoint {
     pub moved: Instant,
     /// No span has waited for too long before that.
     pub next_expiry: Option<Instant>,
+    /// Whether the peer is being asked if it is connected with it yet.
+    pub is_doubted: bool,
     /// Whether something was submitted since eviction has looked at it.
     pub was_used: bool,
     pub is_in_backlog: bool,
@@ -160,6 +168,7 @@ impl Endpoint {
             posted: vec![0; queue_pairs],
             moved: Instant::now(),
             next_expiry: None,
+            is_doubted: false,
             was_used: true,
             is_in_backlog: false,
         }

@@ -205,7 +205,7 @@ impl Shared {
         if fallout.is_empty() {
             return;
         }
-        let Fallout { done, ended, retries, failures, connect, pauses, given_up, dropped } = fallout;
+        let Fallout { done, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = fallout;
         for (path, connection) in given_up {
             connection.give_up(&path);
         }
@@ -235,6 +235,16 @@ impl Shared {
                 let fallout = nic.retire(index, id, Some(error));
                 self.settle(nic, fallout);
             }
+        }
+        for (index, id, peer) in doubts {
+            let (shared, to) = (self.this.clone(), nic.clone());
+            let job = move || {
+                if let Some(shared) = shared.upgrade() {
+                    connect::verify(&shared, &to, index, id, &peer);
+                }
+            };
+            // Without a thread the endpoint stays until it fails.
+            let _ = self.background.run(job);
         }
         let mut again: Vec<Span> = retries;
         for (mut span, error) in failures {

@@ -59,6 +59,8 @@ pub(super) struct Fallout {
     pub failures: Vec<(Span, Error)>,
     /// Endpoints to be connected.
     pub connect: Vec<(u32, u64, Arc<Peer>)>,
+    /// Endpoints of which the peer is to be asked whether it is connected with them yet.
+    pub doubts: Vec<(u32, u64, Arc<Peer>)>,
     /// Peers' NICs that are better not used for a while.
     pub pauses: Vec<Arc<str>>,
     /// To be put into the error state, each with the peer's NIC that it is for.
@@ -69,12 +71,13 @@ pub(super) struct Fallout {
 
 impl Fallout {
     pub fn is_empty(&self) -> bool {
-        let Fallout { done, ended, retries, failures, connect, pauses, given_up, dropped } = self;
+        let Fallout { done, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = self;
         done.is_empty()
             && ended.is_empty()
             && retries.is_empty()
             && failures.is_empty()
             && connect.is_empty()
+            && doubts.is_empty()
             && pauses.is_empty()
             && given_up.is_empty()
             && dropped.is_empty()
@@ -176,7 +179,10 @@ pub(super) struct State {
     /// Why nothing is taken any more.
     closed: Option<Error>,
     endpoints: Vec<Option<Endpoint>>,
+    /// The endpoint of each peer's NIC, which is used for what is submitted.
     by_path: HashMap<Arc<str>, u32>,
+    /// Those that would take its place; see the module of endpoints.
+    rivals: HashMap<Arc<str>, u32>,
     next_id: u64,
     /// Connected endpoints that had no room for all of their spans.
     backlog: Vec<u32>,
@@ -259,6 +265,7 @@ impl LocalNic {
                 closed: None,
                 endpoints: Vec::new(),
                 by_path: HashMap::new(),
+                rivals: HashMap::new(),
                 next_id: 0,
                 backlog: Vec::new(),
                 slots: Slots::default(),
@@ -346,6 +353,7 @@ impl LocalNic {
             }
             locked.state.needs_clock = true;
             self.is_busy.store(true, Ordering::Relaxed);
+            locked.doubt(index);
             locked.post(index);
         }
         let fallout = locked.release();
@@ -537,7 +545,9 @@ impl LocalNic {
 
     /// The endpoint of a peer's NIC that asks for a connection, or why there is none. Unlike work of this process, strangers do not get
     /// more endpoints than are configured.
-    pub fn passive_endpoint(&self, path: &str) -> (std::result::Result<(u32, u64), String>, Fallout) {
+    ///
+    /// `is_rival`: a new one beside the one that there is, unless that is gone.
+    pub fn passive_endpoint(&self, path: &str, is_rival: bool) -> (std::result::Result<(u32, u64), String>, Fallout) {
         let mut locked = self.lock();
         if locked.state.closed.is_some() {
             return (Err("shutting down".to_string()), locked.release());
@@ -546,12 +556,24 @@ impl LocalNic {
             return (Err(format!("{} is not active", self.path)), locked.release());
         }
         let max_endpoints = locked.state.max_endpoints;
-        let is_full = locked.state.by_path.len() >= max_endpoints && !locked.state.by_path.contains_key(path);
-        if is_full && !locked.evict() {
+        if is_rival && let Some(former) = locked.state.rivals.get(path).copied() {
+            locked.retire(former, None);
+        }
+        let is_new = is_rival || !locked.state.by_path.contains_key(path);
+        if is_new && locked.state.count() >= max_endpoints && !locked.evict() {
             let text = format!("all {max_endpoints} endpoints of {} are in use (MC_MAX_EP_PER_CTX)", self.path);
             return (Err(text), locked.release());
         }
-        let index = locked.endpoint(&path.into());
+        let path: Arc<str> = path.into();
+        let index = match locked.state.by_path.get(&path).copied().filter(|_| is_rival) {
+            Some(present) => {
+                let index = locked.make(&path);
+                locked.state.rivals.insert(path, index);
+                locked.doubt(present);
+                index
+            }
+            None => locked.endpoint(&path),
+        };
         let id = locked.state.endpoints[index as usize].as_ref().map(|endpoint| (index, endpoint.id));
         (id.ok_or_else(String::new), locked.release())
     }
@@ -568,18 +590,36 @@ impl LocalNic {
 
     /// The connection with a peer's NIC, if it is linked with exactly these queue pairs, is ready: work can be posted.
     pub fn acknowledge(&self, path: &str, numbers: &[u32]) -> (bool, Fallout) {
-        let found = {
-            let state = self.state.lock();
-            let index = state.by_path.get(path).copied();
-            index.and_then(|index| {
-                let endpoint = state.endpoints[index as usize].as_ref()?;
-                Some((index, endpoint.id, endpoint.connection.clone()?))
-            })
-        };
-        match found {
-            Some((index, id, connection)) if connection.is_linked_with(numbers) => (true, self.set_connected(index, id, true)),
-            _ => (false, Fallout::default()),
+        match self.linked_endpoint(path, numbers) {
+            Some((index, id, _)) => (true, self.set_connected(index, id, true)),
+            None => (false, Fallout::default()),
         }
+    }
+
+    /// The endpoint of a peer's NIC, or its rival, that is linked with exactly these queue pairs.
+    pub fn linked_endpoint(&self, path: &str, numbers: &[u32]) -> Option<(u32, u64, Arc<Connection>)> {
+        let found: Vec<_> = {
+            let state = self.state.lock();
+            let places = state.by_path.get(path).into_iter().chain(state.rivals.get(path));
+            let endpoints = places.filter_map(|index| Some((*index, state.endpoints[*index as usize].as_ref()?)));
+            endpoints.filter_map(|(index, endpoint)| Some((index, endpoint.id, endpoint.connection.clone()?))).collect()
+        };
+        found.into_iter().find(|(.., connection)| connection.is_linked_with(numbers))
+    }
+
+    /// The peer has said whether it is connected with an endpoint yet: its rival goes, or takes its place.
+    pub fn decide_rivalry(&self, index: u32, id: u64, is_connected: bool) -> Fallout {
+        let mut locked = self.lock();
+        if let Some(endpoint) = locked.get(index).filter(|endpoint| endpoint.id == id && !endpoint.is_retired()) {
+            endpoint.is_doubted = false;
+            let path = endpoint.path.clone();
+            match locked.state.rivals.get(&path).copied() {
+                Some(rival) if is_connected => locked.retire(rival, None),
+                Some(_) => locked.retire(index, None),
+                None => {}
+            }
+        }
+        locked.release()
     }
 
     /// The endpoint's queue pairs are connected. Work is posted at once, or when the peer says that it is ready.
@@ -637,6 +677,13 @@ struct Locked<'a> {
     fallout: Fallout,
 }
 
+impl State {
+    /// How many endpoints there are that were not given up.
+    fn count(&self) -> usize {
+        self.by_path.len() + self.rivals.len()
+    }
+}
+
 impl Locked<'_> {
     fn release(self) -> Fallout {
         self.fallout
@@ -651,9 +698,16 @@ impl Locked<'_> {
         if let Some(index) = self.state.by_path.get(path) {
             return *index;
         }
-        if self.state.by_path.len() >= self.state.max_endpoints {
+        if self.state.count() >= self.state.max_endpoints {
             self.evict();
         }
+        let index = self.make(path);
+        self.state.by_path.insert(path.clone(), index);
+        index
+    }
+
+    /// A new endpoint, which no list has.
+    fn make(&mut self, path: &Arc<str>) -> u32 {
         let id = self.state.next_id;
         self.state.next_id += 1;
         let endpoint = Endpoint::new(id, path.clone(), self.nic.queue_pairs);
@@ -665,8 +719,23 @@ impl Locked<'_> {
             }
         };
         self.state.endpoints[index] = Some(endpoint);
-        self.state.by_path.insert(path.clone(), index as u32);
         index as u32
+    }
+
+    /// Has the peer asked whether it is connected with an endpoint yet, if there is a rival, and it is known whom to ask.
+    fn doubt(&mut self, index: u32) {
+        if self.state.rivals.is_empty() {
+            return;
+        }
+        let Locked { state, fallout, .. } = self;
+        let State { endpoints, rivals, .. } = &mut **state;
+        if let Some(endpoint) = endpoints.get_mut(index as usize).and_then(Option::as_mut)
+            && rivals.contains_key(&endpoint.path)
+            && let Some(peer) = endpoint.peer.clone()
+            && !std::mem::replace(&mut endpoint.is_doubted, true)
+        {
+            fallout.doubts.push((index, endpoint.id, peer));
+        }
     }
 
     /// Gives up an endpoint that nothing is done with: the oldest, or the oldest that was not used since this was asked for the last time.
@@ -890,6 +959,11 @@ impl Locked<'_> {
         fallout.given_up.extend(endpoint.connection.iter().map(|connection| (path.clone(), connection.clone())));
         if state.by_path.get(&path) == Some(&index) {
             state.by_path.remove(&path);
+            if let Some(rival) = state.rivals.remove(&path) {
+                state.by_path.insert(path, rival);
+            }
+        } else if state.rivals.get(&path) == Some(&index) {
+            state.rivals.remove(&path);
         }
         state.needs_clock = true;
         self.drop_if_flushed(index);
@@ -944,7 +1018,10 @@ impl Locked<'_> {
                     let path = endpoint.path.clone();
                     let text =
                         format!("{path} has asked for a connection, and did not say within {READY_LIMIT:?} that it is ready");
-                    self.fallout.pauses.push(path);
+                    // What a rival leaves undone is not the fault of the NIC that it names.
+                    if self.state.by_path.get(&path) == Some(&index) {
+                        self.fallout.pauses.push(path);
+                    }
                     self.retire(index, Some(Error::new(Code::Endpoint, text)));
                 }
                 _ if endpoint.next_expiry.is_some_and(|expiry| now >= expiry) => due.push(index),
