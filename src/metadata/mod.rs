@@ -9,6 +9,7 @@
 
 mod decode;
 mod encode;
+pub mod store;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
