@@ -39,6 +39,8 @@ use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
 use crate::topology::{Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
+#[cfg(feature = "rdma")]
+use crate::transport::Device;
 use crate::transport::local::LocalTransport;
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::{self, RdmaTransport};
@@ -323,7 +325,7 @@ impl Engine {
         )?;
         let transport: Arc<dyn Transport> = rdma.clone();
         let observer: Weak<dyn rdma::Observer> = self.this.clone();
-        // Before its NICs learn of memory: one that comes back meanwhile is told of what it has missed.
+        // Before its NICs learn of memory: one that comes back meanwhile learns of it, too.
         rdma.observe(observer);
         self.registrar.attach_live(&transport)?;
         // Peers use the one protocol that a descriptor names, and can do more with this one.
@@ -710,16 +712,8 @@ impl rdma::Observer for Engine {
         }
     }
 
-    fn device_returned(&self, device: usize) {
-        let this = self.this.clone();
-        // Without a thread the device stays without what was registered meanwhile, and the others do its work.
-        let _ = self.background.run(move || {
-            let Some(engine) = this.upgrade() else { return };
-            // Registrations that have begun without the device have ended when the lock is had.
-            drop(engine.transports.write());
-            let transports = engine.transports.read();
-            engine.registrar.attach_device(device, &transports);
-        });
+    fn attach_memory(&self, position: usize, device: &dyn Device, is_wanted: &dyn Fn() -> bool) {
+        self.registrar.attach_device(position, device, is_wanted);
     }
 }
 
