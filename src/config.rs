@@ -903,7 +903,7 @@ pub static VARIABLES: &[Variable] = &[
         name: "MC_WORKERS_PER_CTX",
         kind: Kind::Number(&[1..=8], Unit::One),
         default: Preset::Text("2"),
-        help: "Threads per NIC; here one, and the callers' own while they poll.",
+        help: "Threads per NIC; here one, and those of callers while they poll or submit: a NIC's work is posted and completed by whoever has it at hand.",
         ..RDMA
     },
     Variable {
@@ -1032,6 +1032,13 @@ pub static VARIABLES: &[Variable] = &[
         name: "MC_MLX5_QP_LAG_PORT_BALANCE",
         kind: Kind::Switch,
         help: "Spread queue pairs over the ports of a bond, in upstream's builds with mlx5 direct verbs.",
+        ..RDMA
+    },
+    Variable {
+        name: "WITH_NVIDIA_PEERMEM",
+        kind: Kind::Switch,
+        default: Preset::Text("true"),
+        help: "Register memory of GPUs as any other, which needs nvidia_peermem; off: by dma-buf, in upstream's builds with CUDA. Here it is always registered as any other.",
         ..RDMA
     },
     Variable {
@@ -1344,7 +1351,7 @@ mod tests {
         for variable in VARIABLES {
             for name in [variable.name].iter().chain(variable.aliases) {
                 assert!(names.insert(*name), "{name} is there twice");
-                let foreign = *name == "NCCL_IB_GID_INDEX";
+                let foreign = ["NCCL_IB_GID_INDEX", "WITH_NVIDIA_PEERMEM"].contains(name);
                 assert!(name.starts_with("MC_") || name.starts_with("TE_") || foreign, "{name}");
                 assert!(!FOREIGN_NAMES.contains(name), "{name} is also among those that are not read");
             }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+#[cfg_attr(not(feature = "rdma"), allow(dead_code))]
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
 
@@ -44,4 +45,9 @@ macro_rules! corpus_tests {
 
 corpus_tests! {
     addresses configuration data_replies data_requests descriptors entry_points handshake_replies handshake_requests topologies
+}
+
+#[cfg(feature = "rdma")]
+corpus_tests! {
+    connections
 }

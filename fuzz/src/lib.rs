@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod configuration;
+pub mod connections;
 pub mod data_replies;
 pub mod data_requests;
 pub mod descriptors;

@@ -49,6 +49,8 @@ use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
 use crate::topology::{Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
+#[cfg(feature = "rdma")]
+use crate::transport::Device;
 use crate::transport::local::LocalTransport;
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::{self, RdmaTransport};
@@ -325,7 +327,8 @@ impl Engine {
             let mut own = self.fetcher.own.write();
             change_header(&mut own);
             self.card.publish(own.clone());
-            if let Some(presence) = self.presence.as_ref().filter(|_| *own != header) {
+            // A NIC may have changed meanwhile, or come back and been given memory.
+            if let Some(presence) = self.presence.as_ref().filter(|_| own.rdma.is_some()) {
                 presence.touch();
             }
             Ok(())
@@ -368,7 +371,7 @@ impl Engine {
         )?;
         let transport: Arc<dyn Transport> = rdma.clone();
         let observer: Weak<dyn rdma::Observer> = self.this.clone();
-        // Before its NICs learn of memory: one that comes back meanwhile is told of what it has missed.
+        // Before its NICs learn of memory: one that comes back meanwhile learns of it, too.
         rdma.observe(observer);
         // Peers use the one protocol that a descriptor names, and can do more with this one.
         let change = move |header: &mut SegmentHeader| (header.protocol, header.rdma) = ("rdma".into(), Some(rdma.header()));
@@ -453,7 +456,8 @@ impl Engine {
         }
     }
 
-    /// Publishes what has been registered, or unregisters it.
+    /// Publishes what has been registered, or unregisters it. Not inlined: without a metadata server a registration is all that a call does.
+    #[inline(never)]
     fn publish_registered(&self, presence: &Presence, regions: &[Arc<Region>]) -> Result<()> {
         let begin = Instant::now();
         let published = presence.publish();
@@ -827,18 +831,9 @@ impl rdma::Observer for Engine {
         }
     }
 
-    fn device_returned(&self, device: usize) {
-        let this = self.this.clone();
-        // Without a thread the device stays without what was registered meanwhile, and the others do its work.
-        let _ = self.background.run(move || {
-            let Some(engine) = this.upgrade() else { return };
-            // Registrations that have begun without the device have ended when the lock is had.
-            drop(engine.transports.write());
-            let transports = engine.transports.read();
-            engine.registrar.attach_device(device, &transports);
-            drop(transports);
-            engine.publish_soon();
-        });
+    fn attach_memory(&self, position: usize, device: &dyn Device, is_wanted: &dyn Fn() -> bool) {
+        self.registrar.attach_device(position, device, is_wanted);
+        self.publish_soon();
     }
 }
 

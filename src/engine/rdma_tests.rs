@@ -353,8 +353,16 @@ fn the_restarted_side_may_ask_first() {
     drop(first);
     let mut again = config(&fake);
     (again.min_rpc_port, again.max_rpc_port) = (port, port);
-    transfer_from(&engine_with(&again, &["fake1"]));
+    let second = engine_with(&again, &["fake1"]);
+    transfer_from(&second);
+    // The first might be alive yet; it is asked as soon as something is submitted to it.
+    assert_eq!(fake.get(0, "queue_pairs"), 4);
+    let back = near.open_segment(&second.name()).unwrap();
+    let write = request(Opcode::Write, ours.range(0, 1 << 20), back, theirs.range(0, 1 << 20));
+    completed(&near.transfer(&[write], SubmitOptions::default()).unwrap()[0]);
     wait_until("nothing is left of the first connection", || fake.get(0, "queue_pairs") == 2);
+    completed(&near.transfer(&[write], SubmitOptions::default()).unwrap()[0]);
+    assert_eq!(near.counters().connections_opened.get(), 0, "by the connection that the other side has asked for");
 }
 
 #[test]
@@ -692,8 +700,11 @@ fn strange_connection_requests_are_rejected_with_a_reason() {
     let reply = ask(&[]);
     assert_eq!((&reply["reply_msg"], &reply["local_nic_path"]), (&serde_json::json!(""), &serde_json::json!(own)));
     assert_eq!(ask(&[]), reply, "asking again is answered alike");
-    assert_ne!(ask(&[("qp_num", serde_json::json!([3, 4]))])["qp_num"], reply["qp_num"], "a peer that has restarted");
-    wait_until("the first is destroyed", || fake.get(0, "queue_pairs") == 2);
+    let other = ask(&[("qp_num", serde_json::json!([3, 4]))]);
+    assert_ne!(other["qp_num"], reply["qp_num"], "a peer that has restarted, or another one");
+    assert_eq!((ask(&[("qp_num", serde_json::json!([3, 4]))]), ask(&[])), (other, reply));
+    ask(&[("qp_num", serde_json::json!([5, 6]))]);
+    assert_eq!(fake.get(0, "queue_pairs"), 4, "the first and the last");
 }
 
 #[test]
@@ -969,6 +980,39 @@ fn strangers_do_not_change_the_address_of_a_nic() {
 }
 
 #[test]
+fn strangers_do_not_end_the_connections_of_others() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 16);
+    let back = bench.far.open_segment(&bench.near.name()).unwrap();
+    completed(&bench.write());
+    let gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:00:09";
+    // In the name of the peer: to the side that submits, and to the one that only serves.
+    for turn in 0..3 {
+        for (of, name) in [(&bench.near, &bench.far), (&bench.far, &bench.near)] {
+            let [nic, other] = if Arc::ptr_eq(of, &bench.near) { ["fake0", "fake1"] } else { ["fake1", "fake0"] };
+            let (to, from) = (format!("{}@{nic}", of.name()), format!("{}@{other}", name.name()));
+            for ready in [false, true] {
+                let request = serde_json::json!({"local_nic_path": from, "peer_nic_path": to, "local_gid": gid,
+                    "qp_num": [7 + turn, 8], "ready_ack": ready});
+                // Where the peer has been asked already, it is rejected.
+                crate::handshake::Service::connect(&*of.card, &request).unwrap();
+            }
+        }
+        bench.ours.write(&pattern(1 << 16, 40 + turn));
+        completed(&bench.write());
+        assert!(bench.theirs.read() == pattern(1 << 16, 40 + turn));
+    }
+    wait_until("the peer has been asked, and the stranger is gone", || {
+        completed(&bench.write());
+        fake.get(0, "queue_pairs") == 2
+    });
+    completed(&bench.far.transfer(&[request_of(&bench, back)], SubmitOptions::default()).unwrap()[0]);
+    let (near, far) = (bench.near.counters(), bench.far.counters());
+    assert_eq!((near.connections_opened.get(), far.connections_opened.get()), (1, 0), "the one of the beginning");
+    assert_eq!((near.connections_failed.get(), far.connections_failed.get()), (0, 0));
+}
+
+#[test]
 fn strangers_get_no_more_endpoints_than_there_are() {
     let fake = Fake::new(1);
     let mut few = config(&fake);
@@ -1026,16 +1070,318 @@ fn a_nic_that_comes_back_twice_is_given_memory_once() {
     let memory = Memory::new(4096);
     near.register(memory.range(0, 4096), &options()).unwrap();
     fake.set(0, "register_microseconds", 100_000);
-    let transports = near.transports.read();
+    let device = rdma_of(&near).devices().swap_remove(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| near.registrar.attach_device(0, &transports));
+            scope.spawn(|| near.registrar.attach_device(0, &*device, &|| true));
         }
     });
-    drop(transports);
     assert_eq!(fake.get(0, "regions"), 1);
     near.unregister(memory.range(0, 1).address()).unwrap();
     assert_eq!(fake.get(-1, "regions"), 0);
+}
+
+/// `IBV_EVENT_CQ_ERR` and `IBV_EVENT_DEVICE_FATAL`.
+const QUEUE_ERROR: i32 = 0;
+const DEVICE_FATAL: i32 = 8;
+
+/// NICs that peers are told of.
+fn named(engine: &Engine) -> Vec<String> {
+    engine.fetcher.own.read().rdma.clone().unwrap().priority_matrix["cpu:0"].0.clone()
+}
+
+/// Two engines with two NICs each, and 4 MiB.
+fn two_by_two(fake: &Fake) -> Bench {
+    Bench::new(engine(fake, &["fake0", "fake1"]), engine(fake, &["fake2", "fake3"]), 4 << 20)
+}
+
+#[test]
+fn a_nic_that_failed_to_start_is_used_once_it_can_be() {
+    let fake = Fake::new(4);
+    let sound = |setting: &str| if setting == "port_state" { PORT_ACTIVE.1 } else { 0 };
+    for setting in ["open_errno", "domain_errno", "channel_errno", "queue_errno", "port_state"] {
+        for nic in [0, 3] {
+            fake.set(nic, setting, 1);
+        }
+        let bench = two_by_two(&fake);
+        completed(&bench.write());
+        assert_eq!((named(&bench.near), named(&bench.far)), (vec!["fake1".to_string()], vec!["fake2".to_string()]), "{setting}");
+        assert_eq!([0, 3].map(|nic| fake.get(nic, "regions")), [0; 2]);
+        for nic in [0, 3] {
+            fake.set(nic, setting, sound(setting));
+        }
+        wait_until("the NICs are used", || named(&bench.near).len() == 2 && named(&bench.far).len() == 2);
+        assert_eq!([0, 3].map(|nic| fake.get(nic, "regions")), [1; 2], "{setting}");
+        bench.near.refresh_segment(bench.segment).unwrap();
+        let before = [0, 3].map(|nic| fake.get(nic, "queue_pairs"));
+        let moved = fake.get(0, "bytes_written");
+        bench.ours.write(&pattern(4 << 20, 30));
+        completed(&bench.write());
+        assert!(bench.theirs.read() == pattern(4 << 20, 30));
+        assert!(fake.get(0, "bytes_written") > moved, "{setting}");
+        assert!([0, 3].map(|nic| fake.get(nic, "queue_pairs")) > before, "{setting}");
+        drop(bench);
+        wait_until("nothing is left", || live(&fake) == [0; 6]);
+    }
+}
+
+#[test]
+fn a_nic_that_breaks_comes_back_with_all_memory_and_peers_use_its_new_keys() {
+    let fake = Fake::new(4);
+    let breaks: [(&str, &dyn Fn(i32)); 3] = [
+        ("a completion queue fails", &|nic| fake.event(nic, QUEUE_ERROR)),
+        ("the device fails", &|nic| fake.event(nic, DEVICE_FATAL)),
+        ("a completion queue cannot be polled", &|nic| fake.set(nic, "poll_errno", i64::from(libc::EIO))),
+    ];
+    // Whether the peer transfers meanwhile, or is left with what it knew.
+    for ((what, fail), is_idle) in breaks.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let mut hasty = config(&fake);
+        hasty.rdma.rail_pause = Duration::from_millis(100);
+        let bench = Bench::new(engine_with(&hasty, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 4 << 20);
+        let (gone, later) = (Memory::new(4096), Memory::new(1 << 20));
+        bench.far.register(gone.range(0, 4096), &options()).unwrap();
+        completed(&bench.write());
+        let before = fake.get(2, "registrations");
+        // It cannot be opened for a while.
+        fake.set(2, "open_errno", i64::from(libc::EIO));
+        fail(2);
+        wait_until("it is given up", || named(&bench.far) == ["fake3"]);
+        if !is_idle {
+            bench.ours.write(&pattern(4 << 20, 31));
+            completed(&bench.write());
+            assert!(bench.theirs.read() == pattern(4 << 20, 31), "{what}");
+        }
+        bench.far.unregister(gone.range(0, 1).address()).unwrap();
+        bench.far.register(later.range(0, 1 << 20), &options()).unwrap();
+        wait_until("it is closed", || fake.get(2, "contexts") == 0);
+        assert_eq!((fake.get(2, "regions"), fake.get(3, "regions")), (0, 2), "{what}");
+        fake.set(2, "poll_errno", 0);
+        fake.set(2, "open_errno", 0);
+        wait_until("it is back", || named(&bench.far).len() == 2);
+        assert_eq!((fake.get(2, "contexts"), fake.get(2, "regions")), (1, 2), "{what}");
+        assert_eq!(fake.get(2, "registrations"), before + 2);
+        // With the keys of before, and those of what was registered meanwhile.
+        for _ in 0..4 {
+            let read = request(Opcode::Read, bench.ours.range(0, 1 << 20), bench.segment, later.range(0, 1 << 20));
+            completed(&bench.transfer(&[read])[0]);
+            bench.ours.write(&pattern(4 << 20, 32));
+            completed(&bench.write());
+            assert!(bench.theirs.read() == pattern(4 << 20, 32), "{what}");
+        }
+        // What it was told meanwhile does not name the NIC.
+        bench.near.refresh_segment(bench.segment).unwrap();
+        wait_until("the peer uses it again", || {
+            completed(&bench.write());
+            fake.get(2, "queue_pairs") > 0
+        });
+        for memory in [&bench.theirs, &later] {
+            bench.far.unregister(memory.range(0, 1).address()).unwrap();
+        }
+        assert_eq!((fake.get(2, "regions"), fake.get(3, "regions")), (0, 0), "{what}");
+        drop(bench);
+        wait_until("nothing is left", || live(&fake) == [0; 6]);
+    }
+}
+
+#[test]
+fn work_on_a_nic_that_breaks_ends_elsewhere() {
+    let fake = Fake::new(4);
+    let bench = two_by_two(&fake);
+    completed(&bench.write());
+    fake.set(0, "hold", 1);
+    bench.ours.write(&pattern(4 << 20, 33));
+    let batch = bench.submit(&[bench.request(Opcode::Write, 0, 4 << 20)], SubmitOptions::default());
+    wait_until("posted", || bench.near.nic_loads()[0].bytes_in_flight > 0);
+    // Nothing comes back from its queues any more.
+    fake.set(0, "poll_errno", i64::from(libc::EIO));
+    assert!(batch.wait(Some(Duration::from_secs(20))));
+    completed(&batch.task_status(0).unwrap());
+    assert!(bench.theirs.read() == pattern(4 << 20, 33));
+    fake.set(0, "poll_errno", 0);
+    fake.set(0, "hold", 0);
+    wait_until("it is back", || named(&bench.near).len() == 2);
+    completed(&bench.write());
+}
+
+#[test]
+fn memory_that_is_registered_while_a_nic_comes_back_is_known_to_it() {
+    let fake = Fake::new(2);
+    let near = engine(&fake, &["fake0", "fake1"]);
+    let memory = Memory::new(4096);
+    for turn in 0..3 {
+        fake.set(0, "port_state", PORT_ERROR.1);
+        fake.event(0, PORT_ERROR.0);
+        wait_until("it is left", || named(&near).len() == 1);
+        fake.set(1, "register_microseconds", 400_000);
+        std::thread::scope(|scope| {
+            scope.spawn(|| near.register(memory.range(0, 4096), &options()).unwrap());
+            wait_until("it is under way", || fake.get(1, "registering") == 1);
+            fake.set(0, "port_state", PORT_ACTIVE.1);
+            fake.event(0, PORT_ACTIVE.0);
+            wait_until("it is back", || named(&near).len() == 2);
+        });
+        fake.set(1, "register_microseconds", 0);
+        assert_eq!((fake.get(0, "regions"), fake.get(1, "regions")), (1, 1), "{turn}");
+        near.unregister(memory.range(0, 1).address()).unwrap();
+        assert_eq!(fake.get(-1, "regions"), 0);
+    }
+}
+
+#[test]
+fn memory_may_come_and_go_while_nics_break_and_come_back() {
+    let fake = Fake::new(4);
+    let bench = two_by_two(&fake);
+    let others: Vec<_> = (0..3).map(|_| Memory::new(1 << 16)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for memory in &others {
+            let (stop, near) = (&stop, &bench.near);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    // A device that breaks while it registers fails the call.
+                    if near.register(memory.range(0, 1 << 16), &options()).is_ok() {
+                        std::thread::sleep(Duration::from_millis(1));
+                        near.unregister(memory.range(0, 1).address()).unwrap();
+                    }
+                }
+            });
+        }
+        for turn in 0..4 {
+            let before = fake.get(0, "registrations");
+            fake.event(0, if turn % 2 == 0 { QUEUE_ERROR } else { DEVICE_FATAL });
+            wait_until("it is given up", || named(&bench.near) == ["fake1"]);
+            completed(&bench.write());
+            wait_until("it is back", || named(&bench.near).len() == 2 && fake.get(0, "registrations") > before);
+            completed(&bench.write());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((fake.get(0, "regions"), fake.get(1, "regions")), (1, 1));
+    bench.near.unregister(bench.ours.range(0, 1).address()).unwrap();
+    assert_eq!((fake.get(0, "regions"), fake.get(1, "regions")), (0, 0));
+}
+
+#[test]
+fn a_nic_that_comes_back_does_not_wait_for_an_unregistration_that_waits() {
+    let fake = Fake::new(4);
+    let bench = two_by_two(&fake);
+    completed(&bench.write());
+    fake.set(0, "port_state", PORT_ERROR.1);
+    fake.event(0, PORT_ERROR.0);
+    wait_until("it is left", || named(&bench.near).len() == 1);
+    fake.set(1, "hold", 1);
+    fake.set(1, "flush", 0);
+    let batch = bench.submit(&[bench.request(Opcode::Read, 0, 1 << 20)], SubmitOptions::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| bench.near.unregister(bench.ours.range(0, 1).address()).unwrap());
+        wait_until("it is being unregistered", || bench.near.regions().is_empty());
+        fake.set(0, "port_state", PORT_ACTIVE.1);
+        fake.event(0, PORT_ACTIVE.0);
+        wait_until("it is back", || named(&bench.near).len() == 2);
+        assert!(bench.near.find_region(bench.ours.range(0, 1).address()).is_some(), "it is being unregistered yet");
+        let other = Memory::new(4096);
+        bench.near.register(other.range(0, 4096), &options()).unwrap();
+        let write = request(Opcode::Write, other.range(0, 4096), bench.segment, bench.theirs.range(0, 4096));
+        wait_until("by the NIC that is back", || bench.transfer(&[write])[0].state == State::Completed);
+        bench.near.unregister(other.range(0, 1).address()).unwrap();
+    });
+    assert!(batch.wait(Some(Duration::from_secs(20))));
+    fake.set(1, "hold", 0);
+}
+
+#[test]
+fn a_location_that_is_left_open_is_found_once_there_are_pages() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 4096);
+    let anywhere = MemoryOptions { location: "*".into(), ..options() };
+    let published = |memory: &Memory| {
+        bench.near.refresh_segment(bench.segment).unwrap();
+        let buffers = bench.near.segments.get(bench.segment).unwrap().descriptor().buffers.clone();
+        buffers.into_iter().find(|buffer| buffer.address == memory.range(0, 1).address()).unwrap().name.to_string()
+    };
+    let (written, absent, said) = (Memory::new(1 << 16), Memory::new(1 << 16), Memory::new(1 << 16));
+    written.write(&[1]);
+    // Some containers forbid the question.
+    let expected = crate::topology::location_of(written.range(0, 1 << 16)).unwrap_or("*".into());
+    let nodes = crate::sys::limits::numa_nodes();
+    assert!(*expected == *"*" || nodes.iter().any(|node| *expected == format!("cpu:{node}")), "{expected}");
+    bench.far.register(written.range(0, 1 << 16), &anywhere).unwrap();
+    assert_eq!(published(&written), *expected);
+    assert_eq!(bench.far.find_region(written.range(0, 1).address()).unwrap().location, expected);
+    // The fake NIC pins nothing, so the page is still to come, and is not made by asking.
+    bench.far.register(absent.range(0, 1 << 16), &anywhere).unwrap();
+    assert_eq!(published(&absent), "*");
+    let pagemap = crate::sys::pages::Pagemap::open().unwrap();
+    assert!(!pagemap.page(absent.range(0, 1).address()).unwrap().present);
+    // What the caller says is taken as it is.
+    said.write(&[1]);
+    bench.far.register(said.range(0, 1 << 16), &MemoryOptions { location: "cuda:7".into(), ..options() }).unwrap();
+    assert_eq!(published(&said), "cuda:7");
+    // The same again means the same words, whatever was found.
+    let counted = MemoryOptions { counted: true, ..anywhere };
+    let twice = Memory::new(4096);
+    twice.write(&[1]);
+    (0..2).for_each(|_| bench.far.register(twice.range(0, 4096), &counted).unwrap());
+    (0..2).for_each(|_| bench.far.unregister(twice.range(0, 1).address()).unwrap());
+}
+
+#[test]
+fn memory_that_was_registered_before_the_transport_is_located_when_it_comes() {
+    let fake = Fake::new(1);
+    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
+    let memory = Memory::new(4096);
+    memory.write(&[1]);
+    engine.register(memory.range(0, 4096), &MemoryOptions { location: "*".into(), ..options() }).unwrap();
+    let location = || engine.find_region(memory.range(0, 1).address()).unwrap().location;
+    assert_eq!(&*location(), "*");
+    engine.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap();
+    assert_eq!(location(), crate::topology::location_of(memory.range(0, 4096)).unwrap_or("*".into()));
+}
+
+#[test]
+fn memory_of_a_gpu_that_no_driver_makes_known_is_refused_with_what_is_missing() {
+    let fake = Fake::new(1);
+    let engine = engine(&fake, &["fake0"]);
+    // To a kernel without the GPU's peer memory module its addresses are not mapped.
+    let of_gpu = Memory::unmapped(1 << 20);
+    for location in ["cuda:0", "*"] {
+        let error = engine.register(of_gpu, &MemoryOptions { location: location.into(), ..options() }).unwrap_err();
+        assert_eq!(error.code(), Code::Fault);
+        assert!(error.message().contains("nvidia_peermem"), "{error}");
+        assert!(engine.find_region(of_gpu.address()).is_none(), "nothing is left of it");
+    }
+}
+
+#[test]
+fn a_handshake_that_hangs_does_not_keep_queue_pairs_from_being_destroyed() {
+    let fake = Fake::new(2);
+    let bench = Arc::new(Bench::on(&fake, 4096));
+    let back = bench.far.open_segment(&bench.near.name()).unwrap();
+    fake.set(0, "hold", 1);
+    fake.set(0, "flush", 0);
+    let is_held = Arc::new(AtomicBool::new(true));
+    let mut altered = Altered::new(&bench, 1000);
+    let (other, held) = (Arc::downgrade(&bench), is_held.clone());
+    altered.connect = Box::new(move |of, request| {
+        // The peer asks at the same time, and connects the same queue pairs.
+        if let Some(bench) = other.upgrade() {
+            let read = request_of(&bench, back);
+            completed(&bench.far.transfer(&[read], SubmitOptions::default()).unwrap()[0]);
+        }
+        wait_until("released", || !held.load(Ordering::SeqCst));
+        of.request_connection(request)
+    });
+    let told = altered.write(&bench, 4096, Duration::from_millis(200));
+    wait_until("posted by the peer's wish", || fake.get(0, "posted") == 1);
+    assert_eq!(told.outcome(), Err(Code::Timeout));
+    assert!(is_held.swap(false, Ordering::SeqCst));
+    fake.set(0, "hold", 0);
+}
+
+/// A read of everything by the other side.
+fn request_of(bench: &Bench, back: u64) -> Request {
+    request(Opcode::Read, bench.theirs.range(0, bench.length), back, bench.ours.range(0, bench.length))
 }
 
 #[test]

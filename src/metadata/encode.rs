@@ -70,11 +70,12 @@ impl SegmentHeader {
 
     /// What [`SegmentHeader::encode_buffer`] appends with RDMA once the region has these keys.
     pub fn encode_registrations(&self, region: &Region, registrations: &Registrations, out: &mut String) {
+        let location = registrations.place().unwrap_or(region.location());
         for (index, chunk) in registrations.chunks().iter().enumerate() {
             if index > 0 {
                 out.push(',');
             }
-            write_chunk(chunk, region.location(), region.remote_accessible(), out);
+            write_chunk(chunk, location, region.remote_accessible(), out);
         }
     }
 

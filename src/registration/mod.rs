@@ -10,7 +10,8 @@
 //! - [`workers`]: the threads that help
 //! - `pinning`: doing what the plan says, and undoing it
 //!
-//! One lock of its own, held while a device that has come back is told of memory. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
+//! One lock of its own, held while a device that has come back is told of memory: of the live regions, one by one, each of which is not
+//! unregistered meanwhile. Who registers at that time compares a count and sees to its own regions, so nobody waits for the other. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
 //! devices, some microseconds for the plan and for handing out work, and 10 to 60 µs for looking at pages of ranges from 512 KiB on.
 
 mod pinning;
@@ -20,6 +21,7 @@ pub mod populate;
 mod tests;
 pub mod workers;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -31,10 +33,11 @@ use self::populate::Residency;
 use self::workers::Workers;
 use crate::config::{Config, Parallelism};
 use crate::error::{Code, Error, Result};
-use crate::registry::{Access, Region, RegionOptions, RegistrationCost, Registrations, Registry, Removal, Reservation};
+use crate::registry::{Access, Guards, Region, RegionOptions, RegistrationCost, Registrations, Registry, Removal, Reservation};
 use crate::sys::pages::{self, Pagemap};
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::Counters;
+use crate::topology;
 use crate::transport::{Device, Transport};
 
 /// How long work in flight may go on before the connections that carry it are closed, and how long until that is tried again.
@@ -59,6 +62,8 @@ pub struct Registrar {
     pagemap: OnceLock<Option<Pagemap>>,
     /// Held while a device that has come back is told of memory, so that no two threads give a chunk a key.
     returning: Mutex<()>,
+    /// How often one was told. Who finds it changed since before asking which devices are active has to look again.
+    returns: AtomicU64,
     parallelism: Parallelism,
     threads: usize,
     max_mr_size: u64,
@@ -69,6 +74,8 @@ struct Call {
     devices: Arc<[Arc<dyn Device>]>,
     settings: Settings,
     begin: Instant,
+    /// [`Registrar::returns`] at that time.
+    returns: u64,
 }
 
 impl Registrar {
@@ -85,6 +92,7 @@ impl Registrar {
             observed: Arc::new(Observed::new(JobCost::ASSUMED)),
             pagemap: OnceLock::new(),
             returning: Mutex::new(()),
+            returns: AtomicU64::new(0),
             parallelism: config.parallel_registration.unwrap_or_default(),
             threads,
             max_mr_size: config.max_mr_size,
@@ -109,7 +117,8 @@ impl Registrar {
             can_populate: pages::can_populate(),
             cost: self.observed.cost(),
         };
-        Some(Call { devices: devices.into(), settings, begin: Instant::now() })
+        let returns = self.returns.load(Ordering::SeqCst);
+        Some(Call { devices: devices.into(), settings, begin: Instant::now(), returns })
     }
 
     /// Registers one range, and returns its region; `parallelism` overrides the configuration. Errors: InvalidArgument (empty or null),
@@ -180,7 +189,7 @@ impl Registrar {
             match self.pin(new, call) {
                 Ok((pinned, taken)) => {
                     new.iter().zip(pinned).for_each(|(region, keys)| self.registry.equip(region, keys));
-                    cost = Some((taken, call.begin));
+                    cost = Some((taken, call));
                 }
                 Err(failure) => {
                     self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
@@ -193,8 +202,9 @@ impl Registrar {
         }
         self.registry.commit(new);
         self.counters.regions_registered.add((new.len() + counted.len()) as u64);
-        if let Some((cost, begin)) = cost {
-            self.keep_cost(new, cost, begin);
+        if let Some((cost, call)) = cost {
+            self.keep_cost(new, cost, call.begin);
+            self.catch_up(new, call);
         }
         Ok(())
     }
@@ -223,7 +233,12 @@ impl Registrar {
         let plan = plan::plan(&subjects, &limits, settings);
         let remote = regions.iter().map(|region| region.remote_accessible()).collect();
         let pinned = pinning::pin(plan, remote, devices, &self.workers, &self.observed, &mut cost)?;
-        Ok((pinned, cost))
+        // Where the caller has left it open, now that there are pages.
+        let locate = |(region, pinned): (&Arc<Region>, Registrations)| match &**region.location() {
+            topology::WILDCARD => pinned.found_at(topology::location_of(region.range())),
+            _ => pinned,
+        };
+        Ok((regions.iter().zip(pinned).map(locate).collect(), cost))
     }
 
     /// Makes what the call took known with its regions, and adds it up.
@@ -437,6 +452,7 @@ impl Registrar {
             Ok((keys, cost)) => {
                 self.registry.equip_live(keys);
                 self.keep_cost(&regions, cost, call.begin);
+                self.catch_up(&regions, &call);
                 Ok(())
             }
             Err(PinFailure { mut error, kept }) => {
@@ -452,26 +468,45 @@ impl Registrar {
     }
 
     /// Makes all live regions known to a device that has come back; `position` is its place among those of the transports. What it refuses
-    /// is logged, and stays with the other devices. Peers see the new keys.
-    pub fn attach_device(&self, position: usize, transports: &[Arc<dyn Transport>]) {
-        let Some(device) = transports.iter().flat_map(|transport| transport.devices()).nth(position) else { return };
+    /// is logged, and stays with the other devices. Peers see the new keys. Returns early where that is not wanted any more. No region
+    /// is missed if it is called, once more, after the device has become active.
+    pub fn attach_device(&self, position: usize, device: &dyn Device, is_wanted: &dyn Fn() -> bool) {
+        // Before the regions are listed: whoever has begun without the device, and commits after that, sees it.
+        self.returns.fetch_add(1, Ordering::SeqCst);
+        self.attach_regions(&self.registry.live(), position, device, is_wanted);
+    }
+
+    /// Makes regions that were just committed known to devices that have come back since the call began.
+    fn catch_up(&self, regions: &[Arc<Region>], call: &Call) {
+        if self.returns.load(Ordering::SeqCst) != call.returns {
+            for (position, device) in call.devices.iter().enumerate().filter(|(_, device)| device.is_active()) {
+                self.attach_regions(regions, position, &**device, &|| true);
+            }
+        }
+    }
+
+    fn attach_regions(&self, regions: &[Arc<Region>], position: usize, device: &dyn Device, is_wanted: &dyn Fn() -> bool) {
         let _alone = self.returning.lock();
-        for region in self.registry.live() {
+        for region in regions {
+            if !is_wanted() {
+                return;
+            }
             let range = region.range();
             // Nobody unregisters it meanwhile.
-            let Ok(_guards) = self.registry.read(|view| view.acquire(range.address(), range.length(), Access::Local)) else {
-                continue;
-            };
+            let guards = self.registry.read(|view| view.acquire(range.address(), range.length(), Access::Local));
+            // Another one may have its range by now, which was registered with the device, or is told of later.
+            let is_it = |guards: &Guards| guards.iter().any(|guard| Arc::ptr_eq(guard.region(), region));
+            let Some(_guards) = guards.ok().filter(is_it) else { continue };
             let chunks = region.registrations().map_or(&[][..], Registrations::chunks);
-            let missing: Vec<_> = chunks.iter().filter(|chunk| chunk.key(position).is_none()).collect();
-            for chunk in &missing {
+            let missing = chunks.iter().filter(|chunk| !chunk.key(position).is_some_and(|key| device.knows(&key)));
+            let mut has_changed = false;
+            for chunk in missing {
                 // The error is logged where it is found.
-                if let Ok(key) = device.register(chunk.range(), region.remote_accessible()) {
-                    chunk.replace(position, Some(key));
-                }
+                chunk.replace(position, device.register(chunk.range(), region.remote_accessible()).ok());
+                has_changed = true;
             }
-            if !missing.is_empty() {
-                self.registry.republish(&region);
+            if has_changed {
+                self.registry.republish(region);
             }
         }
     }

@@ -91,9 +91,9 @@ impl Region {
         self.range
     }
 
-    /// NUMA node or device of the memory, as the registration said it.
+    /// NUMA node or device of the memory: as the registration said, or as was found where that left it open and devices know the region.
     pub fn location(&self) -> &Arc<str> {
-        &self.location
+        self.registrations().and_then(Registrations::place).unwrap_or(&self.location)
     }
 
     /// Whether peers may read and write it.

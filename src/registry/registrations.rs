@@ -79,6 +79,7 @@ impl Chunk {
 /// All chunks of a region, ascending and without gaps.
 pub struct Registrations {
     chunks: Box<[Chunk]>,
+    place: Option<Arc<str>>,
     pinning: Duration,
     /// Known when the registration is over.
     pub(super) cost: OnceLock<Arc<RegistrationCost>>,
@@ -87,7 +88,17 @@ pub struct Registrations {
 impl Registrations {
     /// `chunks` cover the region once, ascending. `pinning` is what the devices' calls took for all of them, added up.
     pub fn new(chunks: Vec<Chunk>, pinning: Duration) -> Registrations {
-        Registrations { chunks: chunks.into(), pinning, cost: OnceLock::new() }
+        Registrations { chunks: chunks.into(), place: None, pinning, cost: OnceLock::new() }
+    }
+
+    /// With where the memory was found to be, of a region that was registered without saying where it is.
+    pub fn found_at(self, place: Option<Arc<str>>) -> Registrations {
+        Registrations { place, ..self }
+    }
+
+    /// Where the memory was found to be, if that was looked for.
+    pub fn place(&self) -> Option<&Arc<str>> {
+        self.place.as_ref()
     }
 
     /// What registering this region took inside of the devices' calls, added up.

@@ -107,6 +107,17 @@ pub fn is_in_memory(address: u64) -> io::Result<bool> {
     }
 }
 
+/// The NUMA node of the first page, where there is a page and the kernel says. Touches nothing: a page that is absent stays absent.
+pub fn numa_node(range: MemoryRange) -> Option<u32> {
+    let page = (range.address() & !(page_size() - 1)) as *const libc::c_void;
+    let mut status: libc::c_int = -1;
+    // SAFETY: without a list of target nodes nothing is moved; one pointer is read and one number written. The page is only looked up.
+    let result = unsafe {
+        libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const page, std::ptr::null::<libc::c_int>(), &raw mut status, 0)
+    };
+    if result == 0 { u32::try_from(status).ok() } else { None }
+}
+
 /// Whether what is mapped at `address` is shared, so that writing to a page does not give the process one of its own. Walks the list
 /// of all mappings, some microseconds for each ten. `None` if nothing is mapped there.
 pub fn is_shared(address: u64) -> Option<bool> {
@@ -234,6 +245,21 @@ pub(crate) mod tests {
         assert!(is_in_memory(memory.range().address()).unwrap());
         assert!(!is_in_memory(memory.range().address() + 2 * page).unwrap());
         assert!(is_in_memory(page).is_err());
+    }
+
+    #[test]
+    fn asking_for_the_node_of_absent_pages_leaves_them_absent() {
+        let memory = Mapping::anonymous(4 * page_size() as usize);
+        let (range, pagemap) = (memory.range(), Pagemap::open().unwrap());
+        let present = || (0..4).filter(|page| pagemap.page(range.address() + page * page_size()).unwrap().present).count();
+        assert_eq!((numa_node(range), present()), (None, 0));
+        memory.write(0, 1);
+        let written = numa_node(range.part(1, 1).unwrap());
+        // Some containers forbid the question.
+        assert!(written.is_none_or(|node| crate::sys::limits::numa_nodes().contains(&node)), "{written:?}");
+        assert_eq!(present(), 1);
+        drop(memory);
+        assert_eq!(numa_node(range), None);
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod machine;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
+use std::sync::{Arc, OnceLock};
 
 use serde::Deserialize;
 
@@ -23,6 +24,7 @@ pub use machine::Machine;
 
 use crate::config::TopologyConfig;
 use crate::error::{Code, Error, Result};
+use crate::sys::{MemoryRange, pages};
 
 /// Location to the names of preferred and of available NICs.
 pub type Matrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -174,6 +176,16 @@ impl Link {
         let use_ = if self.in_use { "" } else { ", not in use" };
         format!("{device}: NUMA node {numa}, GID {gid}, port {port}, {gigabits} Gbit/s{use_}")
     }
+}
+
+/// Where memory is: `cpu:<node>` of its first page. `None` where that page is not there yet, or the kernel does not say. Nothing is touched,
+/// so pages that are absent stay absent. One system call. Equal texts are one.
+pub fn location_of(range: MemoryRange) -> Option<Arc<str>> {
+    /// As many nodes as Linux can have.
+    static TEXTS: [OnceLock<Arc<str>>; 1024] = [const { OnceLock::new() }; 1024];
+    let node = pages::numa_node(range)?;
+    let text = TEXTS.get(node as usize)?;
+    Some(text.get_or_init(|| format!("cpu:{node}").into()).clone())
 }
 
 #[cfg(test)]

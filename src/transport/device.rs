@@ -24,6 +24,13 @@ pub trait Device: Send + Sync {
     /// [`registration_error`] makes the error.
     fn register(&self, chunk: MemoryRange, remote_accessible: bool) -> Result<MemoryKey>;
 
+    /// Whether the key is of memory that is registered. False once the device has failed and was opened anew: then nothing is to be undone,
+    /// and [`Device::deregister`] does nothing.
+    fn knows(&self, key: &MemoryKey) -> bool {
+        let _ = key;
+        true
+    }
+
     /// Undoes it, after everything that used the key has ended. On an error the device may still reach the memory.
     fn deregister(&self, key: &MemoryKey) -> Result<()>;
 }

@@ -44,12 +44,16 @@ struct Report {
     machine: Machine,
     limits: Limits,
     interfaces: Vec<InterfaceReport>,
+    rdma: RdmaReport,
     /// What peers are told where the program names no host.
     advertised_address: Option<IpAddr>,
     variables: Vec<VariableReport>,
     near_misses: Vec<String>,
     advice: Vec<String>,
 }
+
+/// What this program can install.
+const TRANSPORTS: &[&str] = if cfg!(feature = "rdma") { &["tcp", "rdma", "local"] } else { &["tcp", "local"] };
 
 #[derive(Serialize)]
 struct Build {
@@ -94,6 +98,37 @@ struct InterfaceReport {
     address: IpAddr,
     up: bool,
     running: bool,
+}
+
+/// The NICs, or why there is none.
+#[derive(Serialize)]
+struct RdmaReport {
+    nics: Vec<NicReport>,
+    /// "no RDMA device: …"
+    problem: Option<String>,
+}
+
+#[derive(Default, Serialize)]
+struct NicReport {
+    name: String,
+    port: u8,
+    port_active: Option<bool>,
+    /// "Ethernet" or "InfiniBand".
+    link_layer: Option<&'static str>,
+    gigabits: Option<u32>,
+    mtu_bytes: Option<u32>,
+    gid: Option<String>,
+    gid_index: Option<u8>,
+    numa_node: Option<u32>,
+    pci_address: Option<String>,
+    /// Locations of memory that the topology has it serve first, and those that it serves where others cannot.
+    preferred_for: Vec<String>,
+    available_for: Vec<String>,
+    max_mr: Option<u32>,
+    max_mr_size_bytes: Option<u64>,
+    max_qp: Option<u32>,
+    /// Why it cannot be used.
+    problem: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -149,6 +184,86 @@ impl From<&Reading> for VariableReport {
     }
 }
 
+#[cfg(feature = "rdma")]
+impl RdmaReport {
+    fn gather(config: &Config) -> RdmaReport {
+        use transfer_engine::topology::{Machine, Topology};
+        use transfer_engine::transport::rdma::device;
+
+        let machine = Machine::default();
+        let nics = match device::find_nics(&machine, &config.rdma) {
+            Ok(nics) => nics,
+            Err(error) => return RdmaReport { nics: Vec::new(), problem: Some(error.message().to_string()) },
+        };
+        let topology = Topology::find(&machine, &config.topology);
+        let report = |nic: device::FoundNic| {
+            let served = |is_preferred: bool| {
+                let names = |(preferred, available): &(Vec<String>, Vec<String>)| match is_preferred {
+                    true => preferred.contains(&nic.name),
+                    false => available.contains(&nic.name),
+                };
+                topology.matrix().iter().filter(|(_, lists)| names(lists)).map(|(location, _)| location.clone()).collect()
+            };
+            NicReport {
+                port: config.rdma.port,
+                port_active: nic.port.map(|port| port.active),
+                link_layer: nic.port.map(|port| if port.ethernet { "Ethernet" } else { "InfiniBand" }),
+                gigabits: nic.port.map(|port| device::gigabits(port.active_speed, port.active_width)),
+                mtu_bytes: nic.address.as_ref().ok().map(|address| address.mtu),
+                gid: nic.address.as_ref().ok().map(|address| address.gid.to_string()),
+                gid_index: nic.address.as_ref().ok().map(|address| address.gid_index),
+                numa_node: nic.known.as_ref().and_then(|known| known.numa_node),
+                pci_address: nic.known.as_ref().and_then(|known| known.pci_address.clone()),
+                preferred_for: served(true),
+                available_for: served(false),
+                max_mr: nic.limits.map(|limits| limits.max_mr),
+                max_mr_size_bytes: nic.limits.map(|limits| limits.max_mr_size),
+                max_qp: nic.limits.map(|limits| limits.max_qp),
+                problem: nic.address.err(),
+                name: nic.name,
+            }
+        };
+        RdmaReport { nics: nics.into_iter().map(report).collect(), problem: None }
+    }
+}
+
+#[cfg(not(feature = "rdma"))]
+impl RdmaReport {
+    fn gather(_config: &Config) -> RdmaReport {
+        let problem = "no RDMA device: this program was built without RDMA (Cargo feature rdma)";
+        RdmaReport { nics: Vec::new(), problem: Some(problem.to_string()) }
+    }
+}
+
+impl NicReport {
+    /// What there is to say, in pieces.
+    fn text(&self) -> String {
+        let mut pieces = Vec::new();
+        let state = match self.port_active {
+            Some(true) => "active",
+            Some(false) => "not active",
+            None => "in an unknown state",
+        };
+        let mut port = format!("port {} is {state}", self.port);
+        if let (Some(layer), Some(gigabits)) = (self.link_layer, self.gigabits) {
+            port += &format!(" ({layer}, {gigabits} Gbit/s)");
+        }
+        pieces.push(port);
+        if let (Some(gid), Some(index), Some(mtu)) = (&self.gid, self.gid_index, self.mtu_bytes) {
+            pieces.push(format!("GID {gid} (index {index}), path MTU {mtu}"));
+        }
+        pieces.push(format!("NUMA node {}", self.numa_node.map_or_else(unknown, |node| node.to_string())));
+        pieces.extend(self.pci_address.as_ref().map(|address| format!("PCI {address}")));
+        let lists = [("preferred for", &self.preferred_for), ("available for", &self.available_for)];
+        pieces.extend(lists.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what} {}", list.join(", "))));
+        if let (Some(count), Some(size), Some(pairs)) = (self.max_mr, self.max_mr_size_bytes, self.max_qp) {
+            pieces.push(format!("at most {count} memory regions of up to {}, {pairs} queue pairs", output::bytes(size)));
+        }
+        pieces.extend(self.problem.as_ref().map(|problem| format!("cannot be used: {problem}")));
+        pieces.join("; ")
+    }
+}
+
 impl Report {
     fn gather(environment: &Environment) -> Report {
         let limits = Limits {
@@ -161,10 +276,11 @@ impl Report {
         let target = format!("{} {}", std::env::consts::ARCH, std::env::consts::OS);
         let mut report = Report {
             version: env!("CARGO_PKG_VERSION"),
-            build: Build { target, optimized: !cfg!(debug_assertions), transports: &["tcp", "local"] },
+            build: Build { target, optimized: !cfg!(debug_assertions), transports: TRANSPORTS },
             machine: Machine { kernel: limits::kernel_version().ok(), cpus: limits::cpu_count(), numa_nodes: limits::numa_nodes() },
             limits,
             interfaces: interfaces::list().unwrap_or_default().into_iter().map(InterfaceReport::from).collect(),
+            rdma: RdmaReport::gather(&config),
             advertised_address: find_local_address(config.use_ipv6),
             variables: environment.readings().iter().map(VariableReport::from).collect(),
             near_misses: environment.near_misses().to_vec(),
@@ -250,6 +366,16 @@ impl Report {
             let advertised = self.advertised_address == Some(interface.address);
             let advertised = if advertised { ", told to peers where the program names no host" } else { "" };
             row(&mut out, &interface.name, format!("{}{state}{advertised}", interface.address));
+        }
+
+        section(&mut out, "RDMA");
+        for nic in &self.rdma.nics {
+            row(&mut out, &nic.name, nic.text());
+        }
+        if let Some(problem) = &self.rdma.problem {
+            for line in wrap(problem, style.width - 4) {
+                let _ = writeln!(out, "  {line}");
+            }
         }
 
         section(&mut out, "Advice");
@@ -507,6 +633,47 @@ mod tests {
 
         report.advertised_address = None;
         assert!(report.advise(&Config::default()).join("\n").contains("name a host when creating"));
+    }
+
+    #[test]
+    fn nics_are_shown_with_all_that_is_known_of_them() {
+        let mut report = report(&[]);
+        assert_eq!(report.rdma.nics.is_empty(), report.rdma.problem.is_some(), "NICs, or why there is none");
+        let good = NicReport {
+            name: "mlx5_0".into(),
+            port: 1,
+            port_active: Some(true),
+            link_layer: Some("Ethernet"),
+            gigabits: Some(100),
+            mtu_bytes: Some(4096),
+            gid: Some("00:01".into()),
+            gid_index: Some(3),
+            numa_node: Some(1),
+            pci_address: Some("0000:3b:00.0".into()),
+            preferred_for: vec!["cpu:1".into()],
+            available_for: vec!["cpu:0".into()],
+            max_mr: Some(1000),
+            max_mr_size_bytes: Some(1 << 30),
+            max_qp: Some(200),
+            problem: None,
+        };
+        let bad = NicReport { name: "mlx5_1".into(), port: 1, problem: Some("its cable is out".into()), ..NicReport::default() };
+        report.rdma = RdmaReport { nics: vec![good, bad], problem: None };
+        let text = plain(&report, 1000);
+        let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_string();
+        for part in [
+            "port 1 is active (Ethernet, 100 Gbit/s)",
+            "GID 00:01 (index 3), path MTU 4096",
+            "NUMA node 1; PCI 0000:3b:00.0",
+            "preferred for cpu:1; available for cpu:0",
+        ] {
+            assert!(line("mlx5_0").contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("at most 1000 memory regions of up to 1 GiB, 200 queue pairs"), "{text}");
+        assert!(line("mlx5_1").contains("unknown state") && line("mlx5_1").contains("cannot be used: its cable is out"));
+
+        report.rdma = RdmaReport { nics: Vec::new(), problem: Some("no RDMA device: for a reason".into()) };
+        assert!(plain(&report, 80).contains("\n  no RDMA device: for a reason\n"));
     }
 
     #[test]

@@ -27,7 +27,11 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 
 /* What a test may set, for each device. */
 #define SETTINGS(X)                                                                     \
-	X(open_errno, 0)            /* opening fails with it */                         \
+	X(open_errno, 0)            /* opening fails with it; so on */                  \
+	X(domain_errno, 0)          /* allocating a protection domain */                \
+	X(channel_errno, 0)         /* creating a completion channel */                 \
+	X(queue_errno, 0)           /* creating a completion queue */                   \
+	X(poll_errno, 0)            /* polling a completion queue */                    \
 	X(register_microseconds, 0) /* how long each registration takes at least … */   \
 	X(register_microseconds_per_mib, 0) /* … and longer by its size */              \
 	X(deregister_microseconds, 0)                                                   \
@@ -455,6 +459,10 @@ int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ib
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
+	if (device_of(context)->domain_errno) {
+		errno = device_of(context)->domain_errno;
+		return NULL;
+	}
 	struct ibv_pd *domain = calloc(1, sizeof *domain);
 	domain->context = context;
 	__atomic_fetch_add(&device_of(context)->domains, 1, __ATOMIC_RELAXED);
@@ -608,6 +616,10 @@ static void *translate(struct device *device, struct ibv_pd *domain, uint32_t ke
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
 	int ends[2];
+	if (device_of(context)->channel_errno) {
+		errno = device_of(context)->channel_errno;
+		return NULL;
+	}
 	if (pipe2(ends, O_CLOEXEC))
 		return NULL;
 	struct channel *channel = calloc(1, sizeof *channel);
@@ -633,6 +645,10 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *raw)
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *cookie, struct ibv_comp_channel *channel, int vector)
 {
 	struct device *device = device_of(context);
+	if (device->queue_errno) {
+		errno = device->queue_errno;
+		return NULL;
+	}
 	if (entries < 1 || entries > device->max_cqe || vector != 0) {
 		errno = EINVAL;
 		return NULL;
@@ -705,6 +721,8 @@ static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
 {
 	struct queue *queue = (struct queue *)raw;
 	int taken = 0;
+	if (__atomic_load_n(&device_of(raw->context)->poll_errno, __ATOMIC_RELAXED))
+		return -device_of(raw->context)->poll_errno;
 	if (__atomic_load_n(&queue->count, __ATOMIC_RELAXED) == 0)
 		return 0;
 	pthread_mutex_lock(&lock);

@@ -31,7 +31,7 @@ pub(super) fn open(shared: &Arc<Shared>, nic: &Arc<LocalNic>, index: u32, id: u6
     };
     let Some(path) = nic.path_of(index, id) else { return };
     let outcome = match shared.is_server_paused(&path) {
-        false => ask(shared, nic, &connection, peer, &path),
+        false => ask(shared, nic, (index, id), connection, peer, &path),
         true => {
             let text = format!("{path} is not connected to for a while after a connection has ended (MC_CONN_PAUSE_TTL_MS)");
             Err(Error::new(Code::Endpoint, text))
@@ -53,9 +53,23 @@ fn give_up(shared: &Shared, nic: &Arc<LocalNic>, index: u32, id: u64, path: Opti
     shared.settle(nic, fallout);
 }
 
-fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, path: &Arc<str>) -> Result<()> {
+/// Asks the peer, and connects the endpoint's queue pairs. While the peer is waited for they are not held, so that they can be destroyed.
+fn ask(
+    shared: &Shared,
+    nic: &LocalNic,
+    endpoint: (u32, u64),
+    connection: Arc<Connection>,
+    peer: &Peer,
+    path: &Arc<str>,
+) -> Result<()> {
     let refused = |reason: String| Error::new(Code::RejectHandshake, format!("{} cannot connect to {path}: {reason}", nic.path));
-    let mut request = greeting(nic, connection, path);
+    let mut request = greeting(nic, &connection, path);
+    drop(connection);
+    let connection = || {
+        let found = nic.connection_of(endpoint.0, endpoint.1)?;
+        found
+            .ok_or_else(|| Error::quiet(Code::Endpoint, format!("the connection of {} to {path} was given up meanwhile", nic.path)))
+    };
     let exchange = |request: &Message| {
         let reply = Message::from_json(&peer.segment.request_connection(&request.to_json())?).map_err(&refused)?;
         match reply.rejection.is_empty() {
@@ -66,14 +80,14 @@ fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, pa
     let reply = match exchange(&request) {
         Ok(reply) => reply,
         // The peer has asked meanwhile, and has the same queue pairs.
-        Err(_) if connection.is_linked() && shared.closing.get().is_none() => return Ok(()),
+        Err(_) if shared.closing.get().is_none() && connection().is_ok_and(|connection| connection.is_linked()) => return Ok(()),
         Err(error) => return Err(error),
     };
     if reply.local_path != **path || reply.peer_path != *nic.path {
         let (from, to) = (excerpt(&reply.local_path), excerpt(&reply.peer_path));
         return Err(refused(format!("the reply is from '{from}' to '{to}'; has it installed RDMA?")));
     }
-    check_numbers(connection.pairs.len(), &reply.queue_pairs).map_err(refused)?;
+    check_numbers(request.queue_pairs.len(), &reply.queue_pairs).map_err(refused)?;
     let view = peer.view();
     let (gid, lid) = match (reply.gid.as_str(), view.device_at(path)) {
         // Old peers tell of it in their descriptor only.
@@ -81,10 +95,12 @@ fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, pa
         (gid, _) => (gid, reply.lid),
     };
     let gid = GidAddress::parse_bytes(gid).ok_or_else(|| refused(format!("its GID '{}' cannot be read", excerpt(gid))))?;
-    if let Err(error) = connection.link(&nic.device, &reply.queue_pairs, gid, lid) {
-        return Err(refused(explain(shared, nic, error, true)));
+    let connection = connection()?;
+    if let Err(error) = connection.link(&reply.queue_pairs, gid, lid) {
+        return Err(refused(explain(shared, nic, &connection, error, true)));
     }
-    nic.prove_gid(nic.device.address().gid_index);
+    nic.prove_gid(connection.opened.device.address().gid_index);
+    drop(connection);
     if reply.ready_ack.is_some() {
         request.ready_ack = Some(true);
         exchange(&request)?;
@@ -93,9 +109,25 @@ fn ask(shared: &Shared, nic: &LocalNic, connection: &Connection, peer: &Peer, pa
     Ok(())
 }
 
+/// Asks a peer whether it is connected with an endpoint yet, after somebody has asked for others in its name. One that does not answer is not.
+/// Blocks.
+pub(super) fn verify(shared: &Shared, nic: &Arc<LocalNic>, index: u32, id: u64, peer: &Peer) {
+    let (Ok(Some(connection)), Some(path)) = (nic.connection_of(index, id), nic.path_of(index, id)) else { return };
+    let request = Message { ready_ack: Some(true), ..greeting(nic, &connection, &path) };
+    drop(connection);
+    let answer = peer.segment.request_connection(&request.to_json()).ok().and_then(|reply| Message::from_json(&reply).ok());
+    let is_connected = answer.is_some_and(|reply| {
+        // Old peers take it for a request, and say with what they are connected: that, or new ones.
+        let is_same = || nic.linked_endpoint(&path, &reply.queue_pairs).is_some_and(|(linked, ..)| linked == index);
+        reply.rejection.is_empty() && (reply.queue_pairs.is_empty() || is_same())
+    });
+    let fallout = nic.decide_rivalry(index, id, is_connected);
+    shared.settle(nic, fallout);
+}
+
 /// What a NIC says of itself and its queue pairs to another one.
 fn greeting(nic: &LocalNic, connection: &Connection, path: &str) -> Message {
-    let address = nic.device.address();
+    let address = connection.opened.device.address();
     Message {
         local_path: nic.path.to_string(),
         peer_path: path.to_string(),
@@ -123,18 +155,19 @@ fn check_numbers(own: usize, numbers: &[u32]) -> std::result::Result<(), String>
 
 /// Says why queue pairs cannot be connected, and takes another GID for the next try if this one may be the reason. Where a stranger has
 /// asked, a GID that has connected before is not the reason: what strangers send does not change the address that peers know.
-fn explain(shared: &Shared, nic: &LocalNic, error: LinkError, is_chosen: bool) -> String {
+fn explain(shared: &Shared, nic: &LocalNic, connection: &Connection, error: LinkError, is_chosen: bool) -> String {
+    let device = &connection.opened.device;
     match error {
         LinkError::LinkedElsewhere => "its queue pairs have changed meanwhile".to_string(),
         LinkError::GivenUp => "the connection was given up meanwhile".to_string(),
         LinkError::Device(error) => {
-            let address = nic.device.address();
+            let address = device.address();
             if error.raw_os_error() == Some(libc::EINVAL) && (is_chosen || !nic.has_proven_gid(address.gid_index)) {
                 let mut tried = nic.tried_gids.lock();
                 if !tried.contains(&address.gid_index) {
                     tried.push(address.gid_index);
                 }
-                if tried.len() <= shared.config.gid_retries as usize && nic.device.take_other_gid(&shared.machine, &tried).is_ok() {
+                if tried.len() <= shared.config.gid_retries as usize && device.take_other_gid(&shared.machine, &tried).is_ok() {
                     drop(tried);
                     shared.header_changed();
                 }
@@ -159,8 +192,8 @@ pub(super) fn accept(shared: &Shared, request: &Value) -> Value {
 
 fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, String> {
     let is_asked = |nic: &&Arc<LocalNic>| *nic.path == *request.peer_path;
-    let Some(nic) = shared.nics().find(is_asked).filter(|nic| nic.device.is_active()) else {
-        let paths: Vec<&str> = shared.nics().filter(|nic| nic.device.is_active()).map(|nic| &*nic.path).collect();
+    let Some(nic) = shared.nics().find(is_asked).filter(|nic| nic.is_active()) else {
+        let paths: Vec<&str> = shared.nics().filter(|nic| nic.is_active()).map(|nic| &*nic.path).collect();
         return Err(format!("no NIC here is '{}'; there are: {}", excerpt(&request.peer_path), paths.join(", ")));
     };
     if request.local_path.is_empty() || request.local_path.len() > PATH_MAX {
@@ -177,9 +210,12 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
     check_numbers(shared.config.queue_pairs_per_endpoint, &request.queue_pairs)?;
     let gid = GidAddress::parse_bytes(&request.gid).filter(|gid| !gid.is_zero());
     let gid = gid.ok_or_else(|| format!("local_gid '{}' is no address", excerpt(&request.gid)))?;
-    // The first may be with queue pairs of a peer that has restarted.
-    for _ in 0..2 {
-        let (endpoint, fallout) = nic.passive_endpoint(&request.local_path);
+    if let Some((.., connection)) = nic.linked_endpoint(&request.local_path, &request.queue_pairs) {
+        return Ok(greeting(nic, &connection, &request.local_path));
+    }
+    // The first may be linked with queue pairs of a peer that has restarted, or of another one.
+    for is_rival in [false, true] {
+        let (endpoint, fallout) = nic.passive_endpoint(&request.local_path, is_rival);
         shared.settle(nic, fallout);
         let (index, id) = endpoint?;
         let connection = match nic.connection_of(index, id) {
@@ -192,22 +228,23 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
             }
         };
         let was_linked = connection.is_linked();
-        match connection.link(&nic.device, &request.queue_pairs, gid, request.lid) {
+        match connection.link(&request.queue_pairs, gid, request.lid) {
             Ok(()) => {
                 if !was_linked {
-                    nic.prove_gid(nic.device.address().gid_index);
+                    nic.prove_gid(connection.opened.device.address().gid_index);
                     shared.counters.connections_accepted.add(1);
                     let fallout = nic.set_connected(index, id, request.ready_ack.is_none());
                     shared.settle(nic, fallout);
                 }
                 return Ok(greeting(nic, &connection, &request.local_path));
             }
-            Err(LinkError::LinkedElsewhere | LinkError::GivenUp) => {
+            Err(LinkError::LinkedElsewhere) => {}
+            Err(LinkError::GivenUp) => {
                 let fallout = nic.retire(index, id, None);
                 shared.settle(nic, fallout);
             }
             Err(error) => {
-                let reason = explain(shared, nic, error, false);
+                let reason = explain(shared, nic, &connection, error, false);
                 let fallout = nic.retire(index, id, Some(Error::new(Code::Endpoint, reason.clone())));
                 shared.settle(nic, fallout);
                 return Err(reason);

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
 use super::verbs::{
-    Access, CompletionChannel, CompletionQueue, Context, DeviceLimits, Library, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairSize, Route,
+    Access, CompletionChannel, CompletionQueue, Context, DeviceLimits, Library, MemoryRegion, PortState, ProtectionDomain,
+    QueuePair, QueuePairSize, Route,
 };
 use crate::config::RdmaConfig;
 use crate::error::{Code, Error, Result};
@@ -42,6 +42,38 @@ pub fn load_library(config: &RdmaConfig) -> Result<&'static Library> {
             Err(Error::new(Code::DeviceNotFound, text))
         }
     }
+}
+
+/// A NIC as it is found on a machine, whether or not it can be used.
+#[derive(Clone, Debug)]
+pub struct FoundNic {
+    /// Such as `mlx5_0`.
+    pub name: String,
+    /// What the kernel tells of it, if it does.
+    pub known: Option<machine::Nic>,
+    /// The configured port; `None` if the device does not tell of it.
+    pub port: Option<PortState>,
+    /// What the device can do at most; `None` if it does not say.
+    pub limits: Option<DeviceLimits>,
+    /// Where peers would reach it, or why it cannot be used.
+    pub address: std::result::Result<PortAddress, String>,
+}
+
+/// All NICs of this machine, in the order of the verbs library. Opens each for a moment. DeviceNotFound, with the reason, where there is none.
+pub fn find_nics(machine: &Machine, config: &RdmaConfig) -> Result<Vec<FoundNic>> {
+    let library = load_library(config)?;
+    let find = |name: String| {
+        let address = Nic::open(library, machine, &name, config).map(|nic| nic.address());
+        let context = library.open(&name).ok();
+        FoundNic {
+            known: machine.nic(&name),
+            port: context.as_ref().and_then(|context| context.port(config.port).ok()),
+            limits: context.and_then(|context| context.limits().ok()),
+            address: address.map_err(|error| error.message().to_string()),
+            name,
+        }
+    };
+    Ok(library.device_names().unwrap_or_default().into_iter().map(find).collect())
 }
 
 /// Where peers reach a NIC's port.
@@ -76,30 +108,37 @@ pub struct Nic {
     limits: DeviceLimits,
     domain: Arc<ProtectionDomain>,
     address: RwLock<PortAddress>,
+    /// By the handles of their keys: number of the opening, and number within it. No other region of the process ever has the same.
     regions: Mutex<HashMap<usize, MemoryRegion>>,
-    active: AtomicBool,
+    opening: usize,
+    next_region: AtomicUsize,
     config: RdmaConfig,
 }
 
+/// Bits of a handle that number the regions of one opening.
+const REGION_BITS: u32 = 40;
+
 impl Nic {
-    /// Opens the NIC of this name. DeviceNotFound where there is none; Context where it cannot carry traffic, and why.
+    /// Opens the NIC of this name. DeviceNotFound where there is none; Context where it cannot carry traffic, and why. Errors are not logged:
+    /// it may be tried again and again.
     pub fn open(library: &'static Library, machine: &Machine, name: &str, config: &RdmaConfig) -> Result<Nic> {
         let context = library.open(name).map_err(|error| {
             if error.raw_os_error() == Some(libc::ENODEV) {
                 let names = library.device_names().unwrap_or_default().join(", ");
-                return Error::new(Code::DeviceNotFound, format!("no RDMA device is named '{name}'; there are: {names}"));
+                return Error::quiet(Code::DeviceNotFound, format!("no RDMA device is named '{name}'; there are: {names}"));
             }
             let advice = "may this process read and write the device's node in /dev/infiniband?";
-            Error::new(Code::Context, format!("{name} cannot be opened: {error}; {advice}"))
+            Error::quiet(Code::Context, format!("{name} cannot be opened: {error}; {advice}"))
         })?;
-        let limits = context.limits().map_err(|error| failure(name, "tells no limits", error))?;
+        let limits = context.limits().map_err(|error| quiet_failure(name, "tells no limits", error))?;
         if !(1..=limits.ports).contains(&config.port) {
             let text = format!("{name} has {} ports and no port {}: correct MC_IB_PORT", limits.ports, config.port);
-            return Err(Error::new(Code::Context, text));
+            return Err(Error::quiet(Code::Context, text));
         }
+        static OPENINGS: AtomicUsize = AtomicUsize::new(0);
         let known = machine.nic(name);
         let address = find_address(&context, name, known.as_ref().and_then(|nic| nic.port(config.port)), config, &[])?;
-        let domain = ProtectionDomain::new(&context).map_err(|error| failure(name, "gives no protection domain", error))?;
+        let domain = ProtectionDomain::new(&context).map_err(|error| quiet_failure(name, "gives no protection domain", error))?;
         Ok(Nic {
             name: name.to_string(),
             known,
@@ -107,7 +146,8 @@ impl Nic {
             domain,
             address: RwLock::new(address),
             regions: Mutex::default(),
-            active: AtomicBool::new(true),
+            opening: OPENINGS.fetch_add(1, Ordering::Relaxed),
+            next_region: AtomicUsize::new(0),
             config: config.clone(),
         })
     }
@@ -146,16 +186,11 @@ impl Nic {
         Ok(std::mem::replace(&mut *self.address.write(), address) != address)
     }
 
-    /// Says whether the NIC can be used; an inactive one keeps its regions.
-    pub fn set_active(&self, active: bool) {
-        self.active.store(active, Ordering::Release);
-    }
-
     /// Makes a completion queue as long as configuration and device allow. With a channel it can be armed.
     pub fn make_completion_queue(&self, channel: Option<&Arc<CompletionChannel>>) -> Result<Arc<CompletionQueue>> {
         let entries = self.config.completion_queue_entries.min(self.limits.max_cqe.max(1));
         CompletionQueue::new(self.context(), entries, channel)
-            .map_err(|error| failure(&self.name, &format!("gives no completion queue of {entries} entries"), error))
+            .map_err(|error| quiet_failure(&self.name, &format!("gives no completion queue of {entries} entries"), error))
     }
 
     /// What queue pairs have room for: as configured, but not more than the device has.
@@ -216,6 +251,11 @@ impl Nic {
             in_use: true,
         }
     }
+
+    /// Whether the key was made since the device was opened; others are of an earlier opening.
+    pub fn has_made(&self, key: &MemoryKey) -> bool {
+        key.handle >> REGION_BITS == self.opening
+    }
 }
 
 impl Device for Nic {
@@ -231,10 +271,6 @@ impl Device for Nic {
         self.limits.max_mr_size
     }
 
-    fn is_active(&self) -> bool {
-        self.active.load(Ordering::Acquire)
-    }
-
     fn register(&self, chunk: MemoryRange, remote_accessible: bool) -> Result<MemoryKey> {
         let mut access = Access { remote: remote_accessible, relaxed_ordering: self.config.relaxed_ordering, local_write: true };
         let registered = MemoryRegion::register(&self.domain, chunk, access).or_else(|error| match error.raw_os_error() {
@@ -248,10 +284,14 @@ impl Device for Nic {
         let region = registered.map_err(|error| {
             registration_error(self, chunk, error.raw_os_error().unwrap_or(libc::EIO), Some(u64::from(self.limits.max_mr)))
         })?;
-        let handle = region.handle();
+        let handle = self.opening << REGION_BITS | self.next_region.fetch_add(1, Ordering::Relaxed);
         let key = MemoryKey { lkey: region.local_key(), rkey: if remote_accessible { region.remote_key() } else { 0 }, handle };
         self.regions.lock().insert(handle, region);
         Ok(key)
+    }
+
+    fn knows(&self, key: &MemoryKey) -> bool {
+        self.regions.lock().contains_key(&key.handle)
     }
 
     fn deregister(&self, key: &MemoryKey) -> Result<()> {
@@ -271,8 +311,13 @@ fn failure(name: &str, what: &str, error: io::Error) -> Error {
     Error::new(Code::Context, format!("{name} {what}: {error}"))
 }
 
+/// Not logged; see [`Nic::open`].
+fn quiet_failure(name: &str, what: &str, error: io::Error) -> Error {
+    Error::quiet(Code::Context, format!("{name} {what}: {error}"))
+}
+
 /// Where peers reach the port, with the configured GID or the best one that is not among `tried`. `known` is what the kernel tells of the
-/// port beyond verbs: kinds and interfaces of its GIDs.
+/// port beyond verbs: kinds and interfaces of its GIDs. Errors are not logged.
 fn find_address(
     context: &Context,
     name: &str,
@@ -281,11 +326,11 @@ fn find_address(
     tried: &[u8],
 ) -> Result<PortAddress> {
     let port =
-        context.port(config.port).map_err(|error| failure(name, &format!("does not tell of port {}", config.port), error))?;
+        context.port(config.port).map_err(|error| quiet_failure(name, &format!("does not tell of port {}", config.port), error))?;
     if !port.active {
         let text =
             format!("port {} of {name} is not active: look at its cable, switch or network interface (ip link)", config.port);
-        return Err(Error::new(Code::Context, text));
+        return Err(Error::quiet(Code::Context, text));
     }
     let read = |index: u8| context.gid(config.port, u32::from(index)).map(GidAddress).ok().filter(|address| !address.is_zero());
     let (gid, gid_index) = match config.gid_index {
@@ -293,14 +338,14 @@ fn find_address(
             let gid = read(index).ok_or_else(|| {
                 let text =
                     format!("entry {index} of the GID table of {name}, port {}, is not used: correct MC_GID_INDEX", config.port);
-                Error::new(Code::Context, text)
+                Error::quiet(Code::Context, text)
             })?;
             (gid, index)
         }
         Some(index) => {
             let text =
                 format!("{name} cannot connect with GID {index}, which MC_GID_INDEX names; without that variable others are tried");
-            return Err(Error::new(Code::Context, text));
+            return Err(Error::quiet(Code::Context, text));
         }
         None => {
             let entry = |index: u8| {
@@ -315,7 +360,7 @@ fn find_address(
             let best = best.ok_or_else(|| {
                 let besides = if tried.is_empty() { String::new() } else { format!(" besides {tried:?}") };
                 let advice = "give its network interface an address";
-                Error::new(
+                Error::quiet(
                     Code::Context,
                     format!("port {} of {name} has no GID{besides} that could be used: {advice}", config.port),
                 )
@@ -326,8 +371,8 @@ fn find_address(
     Ok(PortAddress { gid, gid_index, lid: port.lid, mtu: port.mtu.min(config.mtu) })
 }
 
-/// Speed of a link from the encoded speed of a lane and number of lanes.
-fn gigabits(speed: u8, width: u8) -> u32 {
+/// Speed of a link in Gbit/s, from the encoded speed of a lane and number of lanes.
+pub fn gigabits(speed: u8, width: u8) -> u32 {
     let lane = match speed {
         1 => 2,
         2 => 5,
@@ -452,6 +497,23 @@ mod tests {
         assert!(error.message().contains("port 1 of fake0 is not active"), "{error}");
         fake.set(1, "open_errno", i64::from(libc::EACCES));
         assert!(refused(&config(), "fake1").message().contains("/dev/infiniband"));
+        assert_eq!(fake.get(-1, "contexts"), 0);
+    }
+
+    #[test]
+    fn all_nics_are_found_and_those_that_cannot_be_used_say_why() {
+        let fake = Fake::new(3);
+        fake.set(1, "port_state", 1);
+        fake.set(2, "open_errno", i64::from(libc::EACCES));
+        let config = RdmaConfig { library: fake.library.path().into(), ..config() };
+        let found = find_nics(&nowhere(), &config).unwrap();
+        assert_eq!(found.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>(), ["fake0", "fake1", "fake2"]);
+        assert_eq!(found[0].address.as_ref().unwrap().gid_index, 1);
+        assert_eq!((found[0].limits.unwrap().max_mr, found[0].port.unwrap().active), (1 << 20, true));
+        assert!(!found[1].port.unwrap().active && found[1].limits.is_some());
+        assert!(found[1].address.as_ref().unwrap_err().contains("not active"));
+        assert!(found[2].port.is_none() && found[2].limits.is_none());
+        assert!(found[2].address.as_ref().unwrap_err().contains("/dev/infiniband"));
         assert_eq!(fake.get(-1, "contexts"), 0);
     }
 

@@ -8,6 +8,12 @@
 //! An [`Endpoint`] belongs to its NIC's state and changes under that lock. Its [`Connection`] is shared with whoever connects it, on the
 //! thread of a handshake: `link` is locked while queue pairs change their state, never together with the NIC's lock taken first.
 //! A connection is linked with one peer's queue pairs, once; when both sides ask at a time, the second finds what the first has done.
+//!
+//! Whoever asks with other queue pairs in the name of a NIC that an endpoint is linked with may be that NIC's process, which has given its
+//! own up, or somebody else: nothing in a request proves its origin. He gets an endpoint of his own, a *rival*, which is as good for what he
+//! submits. What is submitted here goes by the endpoint until it is given up; then the rival takes its place. To know soon, the peer itself
+//! is asked, at its own address, by the last step of connecting: it accepts that for queue pairs that it is connected with only. If it does,
+//! the rival goes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,15 +22,18 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::device::{Nic, PeerQueuePair};
+use super::device::PeerQueuePair;
+use super::nic::Opened;
 use super::peer::Peer;
-use super::verbs::{CompletionQueue, QueuePair};
+use super::verbs::QueuePair;
 use super::work::Span;
 use crate::error::{Error, Result};
 use crate::topology::GidAddress;
 
 /// Queue pairs that belong together.
 pub(super) struct Connection {
+    /// Where they were made.
+    pub opened: Arc<Opened>,
     pub pairs: Vec<QueuePair>,
     /// For each queue pair, the place of its completion queue.
     pub queues: Vec<usize>,
@@ -44,11 +53,12 @@ pub(super) enum LinkError {
 }
 
 impl Connection {
-    /// Makes the queue pairs. Completions go to `queues` in turn, from `first` on.
-    pub fn new(device: &Nic, queues: &[Arc<CompletionQueue>], first: usize, count: usize) -> Result<Arc<Connection>> {
-        let queues_of: Vec<usize> = (first..first + count).map(|turn| turn % queues.len()).collect();
-        let pairs = queues_of.iter().map(|queue| device.make_queue_pair(&queues[*queue])).collect::<Result<_>>()?;
-        Ok(Arc::new(Connection { pairs, queues: queues_of, link: Mutex::default(), is_given_up: AtomicBool::new(false) }))
+    /// Makes the queue pairs. Completions go to the completion queues in turn, from number `first` on.
+    pub fn new(opened: Arc<Opened>, first: usize, count: usize) -> Result<Arc<Connection>> {
+        let queues: Vec<usize> = (first..first + count).map(|turn| turn % opened.queues.len()).collect();
+        let pair = |queue: &usize| opened.device.make_queue_pair(&opened.queues[*queue]);
+        let pairs = queues.iter().map(pair).collect::<Result<_>>()?;
+        Ok(Arc::new(Connection { pairs, opened, queues, link: Mutex::default(), is_given_up: AtomicBool::new(false) }))
     }
 
     /// Numbers of the queue pairs.
@@ -57,7 +67,7 @@ impl Connection {
     }
 
     /// Connects each queue pair with the peer's of the same place; nothing to do if that has been done.
-    pub fn link(&self, device: &Nic, numbers: &[u32], gid: GidAddress, lid: u16) -> std::result::Result<(), LinkError> {
+    pub fn link(&self, numbers: &[u32], gid: GidAddress, lid: u16) -> std::result::Result<(), LinkError> {
         let mut link = self.link.lock();
         match &*link {
             Some(linked) if linked == numbers => return Ok(()),
@@ -69,13 +79,16 @@ impl Connection {
                 true => LinkError::GivenUp,
                 false => LinkError::Device(error),
             };
-            device.connect(pair, &PeerQueuePair { number: *number, gid, lid }).map_err(refused)?;
+            self.opened.device.connect(pair, &PeerQueuePair { number: *number, gid, lid }).map_err(refused)?;
+        }
+        if self.is_given_up.load(Ordering::SeqCst) {
+            return Err(LinkError::GivenUp);
         }
         *link = Some(numbers.to_vec());
         Ok(())
     }
 
-    /// Puts the queue pairs into the error state, for good: all that is posted comes back.
+    /// Puts the queue pairs into the error state, for good: all that is posted comes back. System calls: not with the NIC's lock.
     pub fn give_up(&self, path: &str) {
         self.is_given_up.store(true, Ordering::SeqCst);
         // A device that is gone answers with an error; its queue pairs are destroyed after a while.
@@ -136,6 +149,8 @@ pub(super) struct Endpoint {
     pub moved: Instant,
     /// No span has waited for too long before that.
     pub next_expiry: Option<Instant>,
+    /// Whether the peer is being asked if it is connected with it yet.
+    pub is_doubted: bool,
     /// Whether something was submitted since eviction has looked at it.
     pub was_used: bool,
     pub is_in_backlog: bool,
@@ -153,6 +168,7 @@ impl Endpoint {
             posted: vec![0; queue_pairs],
             moved: Instant::now(),
             next_expiry: None,
+            is_doubted: false,
             was_used: true,
             is_in_backlog: false,
         }

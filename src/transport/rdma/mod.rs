@@ -9,6 +9,7 @@
 //! | `plan` | which way each span goes |
 //! | `endpoint` | queue pairs that are connected with those of a peer's NIC |
 //! | `nic` | what is posted on a NIC, and what comes back |
+//! | `outage` | a NIC that has failed, and how it comes back |
 //! | `message` | how queue pairs get to know each other |
 //! | `connect` | both sides of that |
 //!
@@ -23,7 +24,7 @@
 //! Who locks what: a NIC's state, a peer's waiting spans, the list of peers that are asked and that of paused rails are locked alone; no
 //! completion is called, and nobody outside is asked, with a lock held.
 //!
-//! Threads: one for each NIC; up to four for connecting and asking that come and go.
+//! Threads: one for each NIC; up to four for connecting and asking that come and go, and as many for reviving NICs.
 
 mod connect;
 pub mod device;
@@ -32,6 +33,7 @@ mod endpoint;
 pub mod fake;
 mod message;
 mod nic;
+mod outage;
 mod peer;
 mod plan;
 pub mod verbs;
@@ -45,8 +47,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use self::device::Nic;
-use self::nic::{Fallout, LocalNic};
+use self::nic::{Fallout, LocalNic, Opened};
 use self::peer::Peer;
 use self::plan::{NotAtPeer, Planner};
 use self::verbs::AsyncEvent;
@@ -80,14 +81,16 @@ const TOKEN_WAKE: u64 = 0;
 const TOKEN_COMPLETION: u64 = 1;
 const TOKEN_EVENT: u64 = 2;
 
-/// Who wants to know of changes. Implemented by the engine; called on a NIC's thread.
+/// Who wants to know of changes. Implemented by the engine; called on a NIC's thread, or on a background one.
 pub trait Observer: Send + Sync {
     /// What peers are told of the NICs has changed. `header` makes what they are to be told now: to be called with a lock held that keeps the
     /// last one last.
     fn header_changed(&self, header: &dyn Fn() -> RdmaHeader);
 
-    /// The NIC at this place among [`Transport::devices`] can be used again, and does not know memory that was registered meanwhile.
-    fn device_returned(&self, device: usize);
+    /// The NIC, at this place among [`Transport::devices`], has come back: makes all registered memory known to it, and has peers see the
+    /// keys the next time that they ask. Blocks, on a background thread; stops early where that is not wanted any more. Called again once the
+    /// NIC is active, for what was registered without it meanwhile.
+    fn attach_memory(&self, position: usize, device: &dyn Device, is_wanted: &dyn Fn() -> bool);
 }
 
 /// What the transport's parts share.
@@ -102,9 +105,10 @@ struct Shared {
     round_robin: bool,
     topology: Topology,
     machine: Machine,
-    /// Names of all NICs; those that failed to start keep their places.
+    /// Names of all NICs.
     names: Vec<String>,
-    nics: Vec<Option<Arc<LocalNic>>>,
+    /// All of them: those that have failed keep their places.
+    nics: Vec<Arc<LocalNic>>,
     choice: NicChoice,
     /// With which of several preferred NICs the next submission begins.
     next_turn: AtomicUsize,
@@ -117,12 +121,17 @@ struct Shared {
     /// Servers that are not connected to, and until when.
     paused_servers: Mutex<HashMap<String, Instant>>,
     background: Background,
+    revivals: Background,
     closing: OnceLock<Error>,
 }
 
 impl Shared {
     fn nics(&self) -> impl Iterator<Item = &Arc<LocalNic>> {
-        self.nics.iter().flatten()
+        self.nics.iter()
+    }
+
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        self.observer.get().and_then(Weak::upgrade)
     }
 
     fn is_paused(&self, nic: usize, path: &Arc<str>, now: Instant) -> bool {
@@ -184,10 +193,9 @@ impl Shared {
             span.end(Err(error));
         }
         for rail in planner.rails {
-            if let Some(nic) = &self.nics[rail.nic] {
-                let fallout = nic.submit(&rail.path, peer, rail.spans);
-                self.settle(nic, fallout);
-            }
+            let nic = &self.nics[rail.nic];
+            let fallout = nic.submit(&rail.path, peer, rail.spans);
+            self.settle(nic, fallout);
         }
         self.park(peer, missing);
     }
@@ -197,7 +205,10 @@ impl Shared {
         if fallout.is_empty() {
             return;
         }
-        let Fallout { done, ended, retries, failures, connect, pauses, dropped } = fallout;
+        let Fallout { done, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = fallout;
+        for (path, connection) in given_up {
+            connection.give_up(&path);
+        }
         for (path, connection) in dropped {
             if connection.is_linked() {
                 self.pause_server(&path);
@@ -224,6 +235,16 @@ impl Shared {
                 let fallout = nic.retire(index, id, Some(error));
                 self.settle(nic, fallout);
             }
+        }
+        for (index, id, peer) in doubts {
+            let (shared, to) = (self.this.clone(), nic.clone());
+            let job = move || {
+                if let Some(shared) = shared.upgrade() {
+                    connect::verify(&shared, &to, index, id, &peer);
+                }
+            };
+            // Without a thread the endpoint stays until it fails.
+            let _ = self.background.run(job);
         }
         let mut again: Vec<Span> = retries;
         for (mut span, error) in failures {
@@ -354,7 +375,7 @@ impl Shared {
     }
 
     fn header_changed(&self) {
-        if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
+        if let Some(observer) = self.observer() {
             observer.header_changed(&|| self.header());
         }
     }
@@ -364,10 +385,9 @@ impl Shared {
         let mut devices = Vec::new();
         let mut active = Vec::new();
         for (name, nic) in self.names.iter().zip(&self.nics) {
-            let address = nic.as_ref().map(|nic| nic.device.address());
-            let (gid, lid) = address.map_or_else(Default::default, |address| (address.gid, address.lid));
+            let (gid, lid) = nic.address().map_or_else(Default::default, |address| (address.gid, address.lid));
             devices.push(DeviceDescriptor { name: name.clone(), lid, gid: gid.to_string() });
-            if nic.as_ref().is_some_and(|nic| nic.device.is_active()) {
+            if nic.is_active() {
                 active.push(name);
             }
         }
@@ -379,8 +399,16 @@ impl Shared {
         RdmaHeader { server_name: self.server.clone(), devices, priority_matrix }
     }
 
-    /// The loop of a NIC's thread.
-    fn run(&self, nic: &Arc<LocalNic>, epoll: &Epoll, is_first: bool) {
+    /// Has the NIC's thread told of what happens to what is open of the NIC.
+    fn serve(nic: &LocalNic, epoll: &Epoll) -> std::io::Result<Option<Arc<Opened>>> {
+        let Some(opened) = nic.opened() else { return Ok(None) };
+        epoll.add(&opened.channel.descriptor(), Interest::READ, TOKEN_COMPLETION)?;
+        epoll.add(&opened.device.context().async_descriptor(), Interest::READ, TOKEN_EVENT)?;
+        Ok(Some(opened))
+    }
+
+    /// The loop of a NIC's thread. `served`: what is open of it, if anything is, and is served by [`Shared::serve`].
+    fn run(&self, nic: &Arc<LocalNic>, epoll: &Epoll, mut served: Option<Arc<Opened>>, is_first: bool) {
         let mut events = Events::with_capacity(8);
         let mut next_tick = Instant::now();
         let mut needs_clock = false;
@@ -399,9 +427,12 @@ impl Shared {
                 idle_ticks = if needs { 0 } else { idle_ticks + 1 };
                 next_tick = now + if needs { TICK } else { IDLE_TICK };
             }
+            self.look_after(nic, epoll, &mut served);
             let is_attended = nic.decide_attended(&self.watchers);
-            if !is_attended {
-                nic.arm();
+            if !is_attended && served.is_some() {
+                if let Err(error) = nic.arm() {
+                    self.deactivate(nic, &format!("it does not tell of completions ({error})"), true);
+                }
                 let fallout = nic.drive();
                 if !fallout.is_empty() {
                     self.settle(nic, fallout);
@@ -419,7 +450,8 @@ impl Shared {
                     Some(Duration::ZERO)
                 }
             };
-            let Ok(ready) = epoll.wait(&mut events, timeout) else { return };
+            let until_revival = nic.outage.next_try().map(|at| at.saturating_duration_since(Instant::now()));
+            let Ok(ready) = epoll.wait(&mut events, timeout.into_iter().chain(until_revival).min()) else { return };
             let mut has_events = false;
             for event in ready {
                 match event.token {
@@ -429,40 +461,61 @@ impl Shared {
                         idle_ticks = 0;
                     }
                     TOKEN_COMPLETION => {
-                        if let Err(error) = nic.channel.take_events() {
-                            // It would be reported ready again and again. What is under way is looked at by the clock.
-                            let _ = epoll.remove(&nic.channel.descriptor());
-                            self.deactivate(nic, &format!("it tells nothing of completions ({error})"));
+                        if let Some(Err(error)) = served.as_ref().map(|opened| opened.channel.take_events()) {
+                            self.deactivate(nic, &format!("it tells nothing of completions ({error})"), true);
                         }
                     }
                     _ => has_events = true,
                 }
             }
-            if has_events {
-                self.take_events(nic, epoll);
+            if has_events && let Some(opened) = &served {
+                self.take_events(nic, opened);
             }
         }
     }
 
+    /// Leaves what is broken of the NIC alone, serves what was opened anew, and has the NIC revived when it is time.
+    fn look_after(&self, nic: &Arc<LocalNic>, epoll: &Epoll, served: &mut Option<Arc<Opened>>) {
+        if let Some(reason) = nic.poll_failure() {
+            self.deactivate(nic, &reason, true);
+        }
+        if nic.is_active() && served.is_some() {
+            return;
+        }
+        let is_broken = nic.outage.is_broken();
+        match (is_broken, &served) {
+            (true, Some(opened)) => {
+                // They would be reported ready again and again.
+                let _ = epoll.remove(&opened.channel.descriptor());
+                let _ = epoll.remove(&opened.device.context().async_descriptor());
+                *served = None;
+            }
+            (false, None) => match Shared::serve(nic, epoll) {
+                Ok(opened) => *served = opened,
+                Err(error) => self.deactivate(nic, &format!("no event descriptor: {error}; check ulimit -n"), true),
+            },
+            _ => {}
+        }
+        let is_due = nic.outage.next_try().is_some_and(|at| Instant::now() >= at);
+        if is_due && self.closing.get().is_none() && (!is_broken || nic.is_flushed()) {
+            self.begin_revival(nic);
+        }
+    }
+
     /// What the device says of itself.
-    fn take_events(&self, nic: &Arc<LocalNic>, epoll: &Epoll) {
+    fn take_events(&self, nic: &Arc<LocalNic>, opened: &Opened) {
         loop {
-            let event = match nic.device.context().next_event() {
+            let event = match opened.device.context().next_event() {
                 Ok(Some(event)) => event,
                 Ok(None) => return,
-                Err(error) => {
-                    // It would be reported ready again and again.
-                    let _ = epoll.remove(&nic.device.context().async_descriptor());
-                    self.deactivate(nic, &format!("its events cannot be read ({error})"));
-                    return;
-                }
+                Err(error) => return self.deactivate(nic, &format!("its events cannot be read ({error})"), true),
             };
-            tracing::info!("{}: {event:?}", nic.device.name());
+            tracing::info!("{}: {event:?}", nic.name());
             let is_ours = |port: u8| port == self.config.port;
             match event {
-                AsyncEvent::DeviceFatal => self.deactivate(nic, "the device has failed"),
-                AsyncEvent::CompletionQueueError => self.deactivate(nic, "a completion queue has failed"),
-                AsyncEvent::PortError(port) if is_ours(port) => self.deactivate(nic, "its port is down"),
+                AsyncEvent::DeviceFatal => self.deactivate(nic, "the device has failed", true),
+                AsyncEvent::CompletionQueueError => self.deactivate(nic, "a completion queue has failed", true),
+                AsyncEvent::PortError(port) if is_ours(port) => self.deactivate(nic, "its port is down", false),
                 AsyncEvent::LidChange(port) | AsyncEvent::GidChange(port) | AsyncEvent::PortActive(port) if is_ours(port) => {
                     self.readdress(nic);
                 }
@@ -471,44 +524,6 @@ impl Shared {
                     self.settle(nic, fallout);
                 }
                 _ => {}
-            }
-        }
-    }
-
-    /// The NIC cannot be used: its work goes elsewhere, and peers are told.
-    fn deactivate(&self, nic: &Arc<LocalNic>, reason: &str) {
-        let error = Error::new(Code::Context, format!("{} is not used any more: {reason}", nic.device.name()));
-        nic.device.set_active(false);
-        let fallout = nic.retire_all(None, Some(&error));
-        self.settle(nic, fallout);
-        self.header_changed();
-    }
-
-    /// The NIC's port or address has changed: perhaps it can be used again.
-    fn readdress(&self, nic: &Arc<LocalNic>) {
-        match nic.device.refresh_address(&self.machine) {
-            Err(error) => {
-                if nic.device.is_active() {
-                    self.deactivate(nic, error.message());
-                }
-            }
-            Ok(has_changed) => {
-                let was_active = nic.device.is_active();
-                if has_changed && was_active {
-                    let error = Error::new(Code::Context, format!("{} has another address", nic.device.name()));
-                    let fallout = nic.retire_all(None, Some(&error));
-                    self.settle(nic, fallout);
-                }
-                if !was_active {
-                    tracing::info!("{} is used again", nic.device.name());
-                    nic.device.set_active(true);
-                    if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
-                        observer.device_returned(nic.index);
-                    }
-                }
-                if has_changed || !was_active {
-                    self.header_changed();
-                }
             }
         }
     }
@@ -526,39 +541,9 @@ pub struct RdmaTransport {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A NIC that failed to start. It keeps its place, so that keys of the others keep theirs.
-struct Missing {
-    name: String,
-}
-
-impl Device for Missing {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        None
-    }
-
-    fn max_mr_size(&self) -> u64 {
-        u64::MAX
-    }
-
-    fn is_active(&self) -> bool {
-        false
-    }
-
-    fn register(&self, _chunk: MemoryRange, _remote_accessible: bool) -> Result<crate::registry::MemoryKey> {
-        Err(Error::quiet(Code::DeviceNotFound, format!("{} failed to start", self.name)))
-    }
-
-    fn deregister(&self, _key: &crate::registry::MemoryKey) -> Result<()> {
-        Ok(())
-    }
-}
-
 impl RdmaTransport {
-    /// Opens the topology's NICs and starts a thread for each. `name` is the engine's; `watchers` is read: see [`Transport::watch`].
+    /// Opens the topology's NICs and starts a thread for each, also for those that cannot be used yet. `name` is the engine's; `watchers` is
+    /// read: see [`Transport::watch`].
     ///
     /// DeviceNotFound where there is no verbs library or no NIC that can be used; Limit when the process has no descriptor or thread left.
     pub fn start(
@@ -576,26 +561,23 @@ impl RdmaTransport {
             Some(host) => format!("{host}:{}", name.rsplit_once(':').map_or("", |(_, port)| port)),
             None => name.to_string(),
         };
-        let mut nics: Vec<Option<Arc<LocalNic>>> = Vec::new();
-        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        let mut nics: Vec<Arc<LocalNic>> = Vec::new();
         let mut failure = None;
         for (index, name) in names.iter().enumerate() {
-            let opened = Nic::open(library, &machine, name, &config.rdma)
-                .and_then(|device| LocalNic::new(index, format!("{server}@{name}"), Arc::new(device), &config.rdma));
-            match opened {
-                Ok(nic) => {
-                    devices.push(nic.device.clone());
-                    nics.push(Some(Arc::new(nic)));
+            let nic = LocalNic::new(index, name, format!("{server}@{name}"), library, &config.rdma)?;
+            match nic.open(&machine) {
+                Ok(()) => {
+                    nic.outage.mend(0);
+                    nic.outage.end(0);
                 }
                 Err(error) => {
-                    tracing::warn!("{name} is left out");
+                    tracing::warn!("{name} is left out until it can be used: {error}");
                     failure.get_or_insert(error);
-                    devices.push(Arc::new(Missing { name: name.clone() }));
-                    nics.push(None);
                 }
             }
+            nics.push(Arc::new(nic));
         }
-        if nics.iter().all(Option::is_none) {
+        if !nics.iter().any(|nic| nic.is_active()) {
             let reason = failure.map_or("the topology names none".to_string(), |error| error.message().to_string());
             return Err(Error::new(Code::DeviceNotFound, format!("no RDMA device can be used: {reason}")));
         }
@@ -620,24 +602,26 @@ impl RdmaTransport {
             has_paused: AtomicBool::new(false),
             paused_servers: Mutex::default(),
             background: Background::new("te-rdma-find"),
+            revivals: Background::new("te-rdma-revive"),
             closing: OnceLock::new(),
         });
+        let device = |nic: &Arc<LocalNic>| nic.clone() as Arc<dyn Device>;
+        let devices = shared.nics().map(device).collect();
         let transport = Arc::new(RdmaTransport { shared: shared.clone(), devices, threads: Mutex::default() });
         for (number, nic) in shared.nics().enumerate() {
             let limit = |what: &str, error: std::io::Error| {
                 let text = format!("cannot start the RDMA transport: {what}: {error}; check ulimit -n and ulimit -u");
                 Error::new(Code::Limit, text)
             };
-            let epoll = Epoll::new()
+            let (epoll, served) = Epoll::new()
                 .and_then(|epoll| {
                     epoll.add(&nic.wake, Interest::READ, TOKEN_WAKE)?;
-                    epoll.add(&nic.channel.descriptor(), Interest::READ, TOKEN_COMPLETION)?;
-                    epoll.add(&nic.device.context().async_descriptor(), Interest::READ, TOKEN_EVENT)?;
-                    Ok(epoll)
+                    let served = Shared::serve(nic, &epoll)?;
+                    Ok((epoll, served))
                 })
                 .map_err(|error| limit("no event descriptor", error))?;
             let (of_thread, nic) = (shared.clone(), nic.clone());
-            let thread = thread::spawn(format!("te-rdma-{}", nic.index), move || of_thread.run(&nic, &epoll, number == 0))
+            let thread = thread::spawn(format!("te-rdma-{}", nic.index), move || of_thread.run(&nic, &epoll, served, number == 0))
                 .map_err(|error| limit("no thread", error))?;
             transport.threads.lock().push(thread);
         }
@@ -731,7 +715,8 @@ impl Transport for RdmaTransport {
     }
 
     fn links(&self) -> Vec<Link> {
-        self.shared.nics().filter(|nic| nic.device.is_active()).map(|nic| nic.device.link()).collect()
+        let opened = self.shared.nics().filter(|nic| nic.is_active()).filter_map(|nic| nic.opened());
+        opened.map(|opened| opened.device.link()).collect()
     }
 
     fn loads(&self) -> Vec<NicLoad> {
@@ -751,6 +736,7 @@ impl Transport for RdmaTransport {
             nic.wake();
         }
         shared.background.close();
+        shared.revivals.close();
         shared.end_parked(|_, _| Some(reason.clone()));
         for thread in std::mem::take(&mut *self.threads.lock()) {
             // The last reference may be dropped by one of the threads themselves.

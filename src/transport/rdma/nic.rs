@@ -18,16 +18,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use super::device::Nic;
+use super::device::{Nic, PortAddress};
 use super::endpoint::{Connection, Endpoint, Phase, Retirement};
+use super::outage::Outage;
 use super::peer::Peer;
-use super::verbs::{CompletionChannel, CompletionQueue, Outcome, WorkCompletion, WorkRequest};
+use super::verbs::{CompletionChannel, CompletionQueue, Library, Outcome, WorkCompletion, WorkRequest};
 use super::work::{Group, Span};
 use crate::config::RdmaConfig;
 use crate::error::{Code, Error, Result};
+use crate::registry::MemoryKey;
+use crate::sys::MemoryRange;
 use crate::sys::event::EventFd;
+use crate::topology::Machine;
 use crate::transport::{Device, NicLoad, Slice, Watchers};
 
 /// How long flushing may take before queue pairs are destroyed.
@@ -55,21 +59,27 @@ pub(super) struct Fallout {
     pub failures: Vec<(Span, Error)>,
     /// Endpoints to be connected.
     pub connect: Vec<(u32, u64, Arc<Peer>)>,
+    /// Endpoints of which the peer is to be asked whether it is connected with them yet.
+    pub doubts: Vec<(u32, u64, Arc<Peer>)>,
     /// Peers' NICs that are better not used for a while.
     pub pauses: Vec<Arc<str>>,
-    /// To be destroyed, each with the peer's NIC that it was for.
+    /// To be put into the error state, each with the peer's NIC that it is for.
+    pub given_up: Vec<(Arc<str>, Arc<Connection>)>,
+    /// To be destroyed, likewise.
     pub dropped: Vec<(Arc<str>, Arc<Connection>)>,
 }
 
 impl Fallout {
     pub fn is_empty(&self) -> bool {
-        let Fallout { done, ended, retries, failures, connect, pauses, dropped } = self;
+        let Fallout { done, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = self;
         done.is_empty()
             && ended.is_empty()
             && retries.is_empty()
             && failures.is_empty()
             && connect.is_empty()
+            && doubts.is_empty()
             && pauses.is_empty()
+            && given_up.is_empty()
             && dropped.is_empty()
     }
 }
@@ -157,18 +167,35 @@ impl Load {
     }
 }
 
+/// What there is of a NIC while it is open.
+pub(super) struct Opened {
+    pub device: Nic,
+    pub channel: Arc<CompletionChannel>,
+    pub queues: Vec<Arc<CompletionQueue>>,
+}
+
 /// What the lock guards.
 pub(super) struct State {
     /// Why nothing is taken any more.
     closed: Option<Error>,
     endpoints: Vec<Option<Endpoint>>,
+    /// The endpoint of each peer's NIC, which is used for what is submitted.
     by_path: HashMap<Arc<str>, u32>,
+    /// Those that would take its place; see the module of endpoints.
+    rivals: HashMap<Arc<str>, u32>,
     next_id: u64,
     /// Connected endpoints that had no room for all of their spans.
     backlog: Vec<u32>,
     slots: Slots,
+    /// Those of what is open; none while nothing is.
+    queues: Vec<Arc<CompletionQueue>>,
+    /// Why they cannot be polled any more.
+    poll_failure: Option<String>,
     /// What completion queues may get yet.
     outstanding: Vec<u32>,
+    /// Limits of what is open.
+    work_requests: u32,
+    max_endpoints: usize,
     load: Load,
     completions: Vec<WorkCompletion>,
     requests: Vec<WorkRequest>,
@@ -177,26 +204,24 @@ pub(super) struct State {
     needs_clock: bool,
 }
 
-/// A NIC at work.
+/// A NIC at work, or one that has failed and may come back.
 pub(super) struct LocalNic {
     /// Its place among the transport's NICs.
     pub index: usize,
+    name: String,
     /// `<server>@<device>`, as peers know it.
     pub path: Arc<str>,
-    pub device: Arc<Nic>,
-    pub channel: Arc<CompletionChannel>,
     pub wake: EventFd,
+    pub outage: Outage,
     /// GIDs that connecting has failed with.
     pub tried_gids: Mutex<Vec<u8>>,
     /// One more than the index of the GID that a connection was linked with last; 0 before the first.
     proven_gid: AtomicU32,
-    queues: Vec<Arc<CompletionQueue>>,
-    work_requests: u32,
+    library: &'static Library,
+    config: RdmaConfig,
     slice_size: u64,
     fragment_limit: u64,
     queue_pairs: usize,
-    max_endpoints: usize,
-    evict_oldest: bool,
     next_queue: AtomicUsize,
     /// Whether the thread sleeps until it is woken.
     asleep: AtomicBool,
@@ -206,54 +231,101 @@ pub(super) struct LocalNic {
     is_attended: AtomicBool,
     /// Whether something is posted or waits.
     is_busy: AtomicBool,
+    /// Changed with `state` locked.
+    opened: RwLock<Option<Arc<Opened>>>,
     state: Mutex<State>,
 }
 
 impl LocalNic {
-    pub fn new(index: usize, path: String, device: Arc<Nic>, config: &RdmaConfig) -> Result<LocalNic> {
-        let failed = |what: &str, error: std::io::Error| {
-            Error::new(Code::Limit, format!("{} cannot be used: {what}: {error}; check ulimit -n", device.name()))
-        };
-        let channel = CompletionChannel::new(device.context()).map_err(|error| failed("no completion channel", error))?;
-        let queues = (0..config.completion_queues.max(1))
-            .map(|_| device.make_completion_queue(Some(&channel)))
-            .collect::<Result<Vec<_>>>()?;
-        let queue_pairs = config.queue_pairs_per_endpoint.max(1);
+    /// One that is not open. Limit where the process has no descriptor left.
+    pub fn new(index: usize, name: &str, path: String, library: &'static Library, config: &RdmaConfig) -> Result<LocalNic> {
+        let wake = EventFd::new().map_err(|error| {
+            Error::new(Code::Limit, format!("{name} cannot be used: no event descriptor: {error}; check ulimit -n"))
+        })?;
         Ok(LocalNic {
             index,
+            name: name.to_string(),
             path: path.into(),
-            channel,
-            wake: EventFd::new().map_err(|error| failed("no event descriptor", error))?,
+            wake,
+            outage: Outage::default(),
             tried_gids: Mutex::default(),
             proven_gid: AtomicU32::new(0),
-            work_requests: device.queue_pair_size().work_requests,
+            library,
+            config: config.clone(),
             slice_size: config.slice_size.clamp(1, LONGEST),
             fragment_limit: config.fragment_limit(),
-            queue_pairs,
-            max_endpoints: config.max_endpoints.min(device.limits().max_qp as usize / queue_pairs).max(1),
-            evict_oldest: config.evict_oldest,
+            queue_pairs: config.queue_pairs_per_endpoint.max(1),
             next_queue: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
             polled: AtomicBool::new(false),
             is_attended: AtomicBool::new(false),
             is_busy: AtomicBool::new(false),
+            opened: RwLock::default(),
             state: Mutex::new(State {
                 closed: None,
                 endpoints: Vec::new(),
                 by_path: HashMap::new(),
+                rivals: HashMap::new(),
                 next_id: 0,
                 backlog: Vec::new(),
                 slots: Slots::default(),
-                outstanding: vec![0; queues.len()],
+                queues: Vec::new(),
+                poll_failure: None,
+                outstanding: Vec::new(),
+                work_requests: 0,
+                max_endpoints: 1,
                 load: Load { in_flight: 0, recent: 0, since: Instant::now(), bytes_per_second: 0.0 },
                 completions: Vec::new(),
                 requests: Vec::new(),
                 numbers: Vec::new(),
                 needs_clock: false,
             }),
-            queues,
-            device,
         })
+    }
+
+    /// Opens it, with a channel and completion queues. It must not be open, and is not used before [`Outage::end`]. Errors are not logged.
+    pub fn open(&self, machine: &Machine) -> Result<()> {
+        let (name, config) = (&self.name, &self.config);
+        let device = Nic::open(self.library, machine, name, config)?;
+        let channel = CompletionChannel::new(device.context()).map_err(|error| {
+            Error::quiet(Code::Limit, format!("{name} cannot be used: no completion channel: {error}; check ulimit -n"))
+        })?;
+        let queues = (0..config.completion_queues.max(1))
+            .map(|_| device.make_completion_queue(Some(&channel)))
+            .collect::<Result<Vec<_>>>()?;
+        let mut state = self.state.lock();
+        state.poll_failure = None;
+        state.outstanding = vec![0; queues.len()];
+        state.work_requests = device.queue_pair_size().work_requests;
+        state.max_endpoints = config.max_endpoints.min(device.limits().max_qp as usize / self.queue_pairs).max(1);
+        state.queues.clone_from(&queues);
+        *self.opened.write() = Some(Arc::new(Opened { device, channel, queues }));
+        Ok(())
+    }
+
+    /// Gives back all that was opened, memory included. No queue pair is left: see [`LocalNic::is_flushed`].
+    pub fn close(&self) {
+        let (queues, opened) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.queues), self.opened.write().take())
+        };
+        // Without a lock: deregistering memory takes its time.
+        drop((queues, opened));
+    }
+
+    /// What is open.
+    pub fn opened(&self) -> Option<Arc<Opened>> {
+        self.opened.read().clone()
+    }
+
+    /// Where peers reach it, if it is open.
+    pub fn address(&self) -> Option<PortAddress> {
+        self.opened.read().as_ref().map(|opened| opened.device.address())
+    }
+
+    /// Why its completion queues cannot be polled, if they cannot.
+    pub fn poll_failure(&self) -> Option<String> {
+        self.state.lock().poll_failure.clone()
     }
 
     fn lock(&self) -> Locked<'_> {
@@ -265,8 +337,8 @@ impl LocalNic {
         let mut locked = self.lock();
         if let Some(reason) = locked.state.closed.clone() {
             locked.fallout.ended.extend(spans.into_iter().map(|span| (span, reason.clone())));
-        } else if !self.device.is_active() {
-            let error = Error::quiet(Code::Context, format!("{} is not active", self.device.name()));
+        } else if !self.is_active() {
+            let error = Error::quiet(Code::Context, format!("{} is not active", self.name));
             locked.fallout.failures.extend(spans.into_iter().map(|span| (span, error.clone())));
         } else {
             let index = locked.endpoint(path);
@@ -281,6 +353,7 @@ impl LocalNic {
             }
             locked.state.needs_clock = true;
             self.is_busy.store(true, Ordering::Relaxed);
+            locked.doubt(index);
             locked.post(index);
         }
         let fallout = locked.release();
@@ -338,12 +411,8 @@ impl LocalNic {
     }
 
     /// Asks the device to say when something completes. Poll once more afterwards.
-    pub fn arm(&self) {
-        for queue in &self.queues {
-            if let Err(error) = queue.request_notification() {
-                tracing::error!("{} does not tell of completions: {error}", self.device.name());
-            }
-        }
+    pub fn arm(&self) -> std::io::Result<()> {
+        self.opened().iter().flat_map(|opened| &opened.queues).try_for_each(|queue| queue.request_notification())
     }
 
     /// The thread is about to sleep until it is woken. False if it must not: something here or elsewhere needs a clock.
@@ -417,7 +486,7 @@ impl LocalNic {
         let has_pair = |endpoint: &Endpoint| endpoint.connection.as_ref().is_some_and(|it| it.numbers().contains(&number));
         let found = locked.state.endpoints.iter().position(|endpoint| endpoint.as_ref().is_some_and(has_pair));
         if let Some(index) = found {
-            let error = Error::quiet(Code::Endpoint, format!("queue pair {number} of {} has failed", self.device.name()));
+            let error = Error::quiet(Code::Endpoint, format!("queue pair {number} of {} has failed", self.name));
             locked.retire(index as u32, Some(error));
         }
         locked.release()
@@ -431,11 +500,7 @@ impl LocalNic {
     /// What is under way.
     pub fn load(&self) -> NicLoad {
         let state = self.state.lock();
-        NicLoad {
-            device: self.device.name().to_string(),
-            bytes_in_flight: state.load.in_flight,
-            bytes_per_second: state.load.bytes_per_second,
-        }
+        NicLoad { device: self.name.clone(), bytes_in_flight: state.load.in_flight, bytes_per_second: state.load.bytes_per_second }
     }
 
     /// The connection of an endpoint that is there still, with queue pairs, which are made now if there are none. `None`: it is gone.
@@ -445,13 +510,18 @@ impl LocalNic {
             let endpoint = state.endpoints.get_mut(index as usize).and_then(Option::as_mut).filter(is_it)?;
             Some(endpoint.connection.clone())
         };
-        match find(&mut self.state.lock()) {
-            None => return Ok(None),
-            Some(Some(connection)) => return Ok(Some(connection)),
-            Some(None) => {}
-        }
+        let opened = {
+            let mut state = self.state.lock();
+            match find(&mut state) {
+                None => return Ok(None),
+                Some(Some(connection)) => return Ok(Some(connection)),
+                // With the lock: what is open has not changed since the endpoint was made.
+                Some(None) => self.opened(),
+            }
+        };
+        let Some(opened) = opened else { return Ok(None) };
         let first = self.next_queue.fetch_add(self.queue_pairs, Ordering::Relaxed);
-        let made = Connection::new(&self.device, &self.queues, first, self.queue_pairs)?;
+        let made = Connection::new(opened, first, self.queue_pairs)?;
         let mut state = self.state.lock();
         let Some(endpoint) = state.endpoints.get_mut(index as usize).and_then(Option::as_mut).filter(is_it) else {
             return Ok(None);
@@ -475,17 +545,35 @@ impl LocalNic {
 
     /// The endpoint of a peer's NIC that asks for a connection, or why there is none. Unlike work of this process, strangers do not get
     /// more endpoints than are configured.
-    pub fn passive_endpoint(&self, path: &str) -> (std::result::Result<(u32, u64), String>, Fallout) {
+    ///
+    /// `is_rival`: a new one beside the one that there is, unless that is gone.
+    pub fn passive_endpoint(&self, path: &str, is_rival: bool) -> (std::result::Result<(u32, u64), String>, Fallout) {
         let mut locked = self.lock();
         if locked.state.closed.is_some() {
             return (Err("shutting down".to_string()), locked.release());
         }
-        let is_full = locked.state.by_path.len() >= self.max_endpoints && !locked.state.by_path.contains_key(path);
-        if is_full && !locked.evict() {
-            let text = format!("all {} endpoints of {} are in use (MC_MAX_EP_PER_CTX)", self.max_endpoints, self.path);
+        if !self.is_active() {
+            return (Err(format!("{} is not active", self.path)), locked.release());
+        }
+        let max_endpoints = locked.state.max_endpoints;
+        if is_rival && let Some(former) = locked.state.rivals.get(path).copied() {
+            locked.retire(former, None);
+        }
+        let is_new = is_rival || !locked.state.by_path.contains_key(path);
+        if is_new && locked.state.count() >= max_endpoints && !locked.evict() {
+            let text = format!("all {max_endpoints} endpoints of {} are in use (MC_MAX_EP_PER_CTX)", self.path);
             return (Err(text), locked.release());
         }
-        let index = locked.endpoint(&path.into());
+        let path: Arc<str> = path.into();
+        let index = match locked.state.by_path.get(&path).copied().filter(|_| is_rival) {
+            Some(present) => {
+                let index = locked.make(&path);
+                locked.state.rivals.insert(path, index);
+                locked.doubt(present);
+                index
+            }
+            None => locked.endpoint(&path),
+        };
         let id = locked.state.endpoints[index as usize].as_ref().map(|endpoint| (index, endpoint.id));
         (id.ok_or_else(String::new), locked.release())
     }
@@ -502,18 +590,36 @@ impl LocalNic {
 
     /// The connection with a peer's NIC, if it is linked with exactly these queue pairs, is ready: work can be posted.
     pub fn acknowledge(&self, path: &str, numbers: &[u32]) -> (bool, Fallout) {
-        let found = {
-            let state = self.state.lock();
-            let index = state.by_path.get(path).copied();
-            index.and_then(|index| {
-                let endpoint = state.endpoints[index as usize].as_ref()?;
-                Some((index, endpoint.id, endpoint.connection.clone()?))
-            })
-        };
-        match found {
-            Some((index, id, connection)) if connection.is_linked_with(numbers) => (true, self.set_connected(index, id, true)),
-            _ => (false, Fallout::default()),
+        match self.linked_endpoint(path, numbers) {
+            Some((index, id, _)) => (true, self.set_connected(index, id, true)),
+            None => (false, Fallout::default()),
         }
+    }
+
+    /// The endpoint of a peer's NIC, or its rival, that is linked with exactly these queue pairs.
+    pub fn linked_endpoint(&self, path: &str, numbers: &[u32]) -> Option<(u32, u64, Arc<Connection>)> {
+        let found: Vec<_> = {
+            let state = self.state.lock();
+            let places = state.by_path.get(path).into_iter().chain(state.rivals.get(path));
+            let endpoints = places.filter_map(|index| Some((*index, state.endpoints[*index as usize].as_ref()?)));
+            endpoints.filter_map(|(index, endpoint)| Some((index, endpoint.id, endpoint.connection.clone()?))).collect()
+        };
+        found.into_iter().find(|(.., connection)| connection.is_linked_with(numbers))
+    }
+
+    /// The peer has said whether it is connected with an endpoint yet: its rival goes, or takes its place.
+    pub fn decide_rivalry(&self, index: u32, id: u64, is_connected: bool) -> Fallout {
+        let mut locked = self.lock();
+        if let Some(endpoint) = locked.get(index).filter(|endpoint| endpoint.id == id && !endpoint.is_retired()) {
+            endpoint.is_doubted = false;
+            let path = endpoint.path.clone();
+            match locked.state.rivals.get(&path).copied() {
+                Some(rival) if is_connected => locked.retire(rival, None),
+                Some(_) => locked.retire(index, None),
+                None => {}
+            }
+        }
+        locked.release()
     }
 
     /// The endpoint's queue pairs are connected. Work is posted at once, or when the peer says that it is ready.
@@ -571,6 +677,13 @@ struct Locked<'a> {
     fallout: Fallout,
 }
 
+impl State {
+    /// How many endpoints there are that were not given up.
+    fn count(&self) -> usize {
+        self.by_path.len() + self.rivals.len()
+    }
+}
+
 impl Locked<'_> {
     fn release(self) -> Fallout {
         self.fallout
@@ -585,9 +698,16 @@ impl Locked<'_> {
         if let Some(index) = self.state.by_path.get(path) {
             return *index;
         }
-        if self.state.by_path.len() >= self.nic.max_endpoints {
+        if self.state.count() >= self.state.max_endpoints {
             self.evict();
         }
+        let index = self.make(path);
+        self.state.by_path.insert(path.clone(), index);
+        index
+    }
+
+    /// A new endpoint, which no list has.
+    fn make(&mut self, path: &Arc<str>) -> u32 {
         let id = self.state.next_id;
         self.state.next_id += 1;
         let endpoint = Endpoint::new(id, path.clone(), self.nic.queue_pairs);
@@ -599,8 +719,23 @@ impl Locked<'_> {
             }
         };
         self.state.endpoints[index] = Some(endpoint);
-        self.state.by_path.insert(path.clone(), index as u32);
         index as u32
+    }
+
+    /// Has the peer asked whether it is connected with an endpoint yet, if there is a rival, and it is known whom to ask.
+    fn doubt(&mut self, index: u32) {
+        if self.state.rivals.is_empty() {
+            return;
+        }
+        let Locked { state, fallout, .. } = self;
+        let State { endpoints, rivals, .. } = &mut **state;
+        if let Some(endpoint) = endpoints.get_mut(index as usize).and_then(Option::as_mut)
+            && rivals.contains_key(&endpoint.path)
+            && let Some(peer) = endpoint.peer.clone()
+            && !std::mem::replace(&mut endpoint.is_doubted, true)
+        {
+            fallout.doubts.push((index, endpoint.id, peer));
+        }
     }
 
     /// Gives up an endpoint that nothing is done with: the oldest, or the oldest that was not used since this was asked for the last time.
@@ -613,7 +748,7 @@ impl Locked<'_> {
             }
         }
         idle.sort_unstable();
-        let victim = idle.iter().find(|(.., was_used)| self.nic.evict_oldest || !was_used).or(idle.first());
+        let victim = idle.iter().find(|(.., was_used)| self.nic.config.evict_oldest || !was_used).or(idle.first());
         let victim = victim.copied();
         if let Some((_, index, _)) = victim {
             self.retire(index, None);
@@ -624,7 +759,7 @@ impl Locked<'_> {
     /// Posts what waits on an endpoint, as far as there is room.
     fn post(&mut self, index: u32) {
         let nic = self.nic;
-        let State { endpoints, slots, outstanding, load, requests, numbers, backlog, .. } = &mut *self.state;
+        let State { endpoints, slots, queues, work_requests, outstanding, load, requests, numbers, backlog, .. } = &mut *self.state;
         let Some(endpoint) = endpoints.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let (Phase::Connected, Some(connection)) = (&endpoint.phase, endpoint.connection.clone()) else { return };
         let length_of_next = |span: &Span| match span.local.length() {
@@ -633,8 +768,8 @@ impl Locked<'_> {
         };
         let room = |endpoint: &Endpoint, outstanding: &[u32], pair: usize| {
             let queue = connection.queues[pair];
-            let in_pair = nic.work_requests.saturating_sub(endpoint.posted[pair]);
-            in_pair.min(nic.queues[queue].capacity().saturating_sub(outstanding[queue])) as u64
+            let in_pair = work_requests.saturating_sub(endpoint.posted[pair]);
+            in_pair.min(queues[queue].capacity().saturating_sub(outstanding[queue])) as u64
         };
         let pairs = connection.pairs.len();
         let all_room: u64 = (0..pairs).map(|pair| room(endpoint, outstanding, pair)).sum();
@@ -699,18 +834,23 @@ impl Locked<'_> {
             backlog.push(index);
         }
         if let Some(error) = fault {
-            let text = format!("{} refuses work for {}: {error}", nic.device.name(), endpoint.path);
+            let text = format!("{} refuses work for {}: {error}", nic.name, endpoint.path);
             self.retire(index, Some(Error::new(Code::Endpoint, text)));
         }
     }
 
     /// Takes completions, and posts what there is room for now.
     fn drive(&mut self) {
-        let mut completions = std::mem::take(&mut self.state.completions);
-        for queue in &self.nic.queues {
+        let State { completions, queues, poll_failure, .. } = &mut *self.state;
+        let mut completions = std::mem::take(completions);
+        for queue in queues {
             // As many as there can be: new ones come from what is posted below only.
-            if let Err(error) = queue.poll(queue.capacity() as usize, |completion| completions.push(completion)) {
-                tracing::error!("a completion queue of {} cannot be polled: {error}", self.nic.device.name());
+            let polled = queue.poll(queue.capacity() as usize, |completion| completions.push(completion));
+            if let Err(error) = polled
+                && poll_failure.is_none()
+            {
+                *poll_failure = Some(format!("a completion queue cannot be polled ({error})"));
+                self.nic.wake();
             }
         }
         if !completions.is_empty() {
@@ -756,7 +896,7 @@ impl Locked<'_> {
                     self.fallout.failures.push((span, fault));
                 }
                 _ => {
-                    let text = format!("a queue pair of {} to {} has failed", self.nic.device.name(), endpoint.path);
+                    let text = format!("a queue pair of {} to {} has failed", self.nic.name, endpoint.path);
                     let error = Error::new(Code::Endpoint, text);
                     self.fallout.failures.push((span, error.clone()));
                     self.retire(index, Some(error));
@@ -776,8 +916,8 @@ impl Locked<'_> {
             span.local.length(),
             span.local.address(),
             span.remote_address,
-            nic.device.name(),
-            nic.device.context().library().status_text(completion.status),
+            nic.name,
+            nic.library.status_text(completion.status),
             completion.status,
             completion.vendor_error
         );
@@ -816,11 +956,14 @@ impl Locked<'_> {
         }
         endpoint.phase = Phase::Retired(Retirement { since: Instant::now(), fault });
         let path = endpoint.path.clone();
-        if let Some(connection) = &endpoint.connection {
-            connection.give_up(&path);
-        }
+        fallout.given_up.extend(endpoint.connection.iter().map(|connection| (path.clone(), connection.clone())));
         if state.by_path.get(&path) == Some(&index) {
             state.by_path.remove(&path);
+            if let Some(rival) = state.rivals.remove(&path) {
+                state.by_path.insert(path, rival);
+            }
+        } else if state.rivals.get(&path) == Some(&index) {
+            state.rivals.remove(&path);
         }
         state.needs_clock = true;
         self.drop_if_flushed(index);
@@ -850,7 +993,7 @@ impl Locked<'_> {
         let queues = connection.queues.clone();
         drop(connection);
         let Some(endpoint) = self.state.endpoints[index as usize].take() else { return };
-        tracing::warn!("queue pairs of {} to {} did not flush, and were destroyed", self.nic.device.name(), endpoint.path);
+        tracing::warn!("queue pairs of {} to {} did not flush, and were destroyed", self.nic.name, endpoint.path);
         for number in self.state.slots.of_endpoint(index) {
             let Some(Posted { span, pair, .. }) = self.state.slots.remove(number) else { continue };
             self.state.outstanding[queues[usize::from(pair)]] -= 1;
@@ -875,7 +1018,10 @@ impl Locked<'_> {
                     let path = endpoint.path.clone();
                     let text =
                         format!("{path} has asked for a connection, and did not say within {READY_LIMIT:?} that it is ready");
-                    self.fallout.pauses.push(path);
+                    // What a rival leaves undone is not the fault of the NIC that it names.
+                    if self.state.by_path.get(&path) == Some(&index) {
+                        self.fallout.pauses.push(path);
+                    }
                     self.retire(index, Some(Error::new(Code::Endpoint, text)));
                 }
                 _ if endpoint.next_expiry.is_some_and(|expiry| now >= expiry) => due.push(index),
@@ -916,6 +1062,43 @@ impl Locked<'_> {
         stuck.dedup();
         for index in stuck {
             self.retire(index, None);
+        }
+    }
+}
+
+impl Device for LocalNic {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.opened.read().as_ref().and_then(|opened| opened.device.numa_node())
+    }
+
+    fn max_mr_size(&self) -> u64 {
+        self.opened.read().as_ref().map_or(u64::MAX, |opened| opened.device.limits().max_mr_size)
+    }
+
+    fn is_active(&self) -> bool {
+        self.outage.is_over()
+    }
+
+    fn register(&self, chunk: MemoryRange, remote_accessible: bool) -> Result<MemoryKey> {
+        match self.opened() {
+            Some(opened) => opened.device.register(chunk, remote_accessible),
+            None => Err(Error::new(Code::Context, format!("{} has failed, and registers no memory now", self.name))),
+        }
+    }
+
+    fn knows(&self, key: &MemoryKey) -> bool {
+        self.opened.read().as_ref().is_some_and(|opened| opened.device.knows(key))
+    }
+
+    fn deregister(&self, key: &MemoryKey) -> Result<()> {
+        match self.opened() {
+            Some(opened) if opened.device.has_made(key) => opened.device.deregister(key),
+            // The device was closed since, and without its queue pairs nothing reaches the memory.
+            _ => Ok(()),
         }
     }
 }

@@ -128,8 +128,7 @@ impl<'a> Planner<'a> {
     fn stripe(&mut self, mut span: Span, view: &View, chunk: &Chunk, buffer: &BufferDescriptor, location: (&str, u64, u64)) {
         let (name, length, offset) = location;
         let shared = self.shared;
-        let is_usable =
-            |nic: usize| shared.nics[nic].as_ref().is_some_and(|nic| nic.device.is_active()) && chunk.key(nic).is_some();
+        let is_usable = |nic: usize| shared.nics[nic].is_active() && chunk.key(nic).is_some();
         if span.attempt == 0 {
             let preferred = self.here.get(&shared.choice, name, length, offset);
             let slice = shared.config.slice_size;

@@ -1,0 +1,236 @@
+//! A NIC that cannot be used, and how it comes back.
+//!
+//! A NIC is given up while its port is down, and when what was opened of it is broken: the device or a completion queue has failed, or
+//! opening has. Its work goes to other NICs, and peers are told. Events of the port, and a clock, have it looked at again. A *revival* runs
+//! on a background thread: what is broken is closed and opened anew, once its queue pairs are gone; all registered memory is made known
+//! to it; then it is active, and peers are told of it and of its keys, in that order, so that nobody uses a key that there is not yet.
+//!
+//! [`Outage`] says where a NIC stands. Its lock is taken alone. Outages are counted: a revival that another outage has overtaken
+//! does not activate anything. A NIC that fails again soon is tried after longer and longer pauses.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::Shared;
+use super::nic::LocalNic;
+use crate::error::{Code, Error, Result};
+use crate::transport::Device;
+
+/// How long a NIC is left alone first, and how long at most. One that was active for the latter counts as sound.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Whether a NIC can be used; see the module.
+pub(super) struct Outage {
+    is_over: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// How many outages there were.
+    count: u64,
+    /// Whether what is open has to be closed and opened anew; so it is before anything is.
+    is_broken: bool,
+    is_reviving: bool,
+    /// Whether something has changed, so that it is worth a try at once.
+    has_news: bool,
+    next_try: Instant,
+    pause: Duration,
+    /// When the last outage was over.
+    ended: Option<Instant>,
+    /// What was logged of the last try.
+    logged: String,
+}
+
+impl Default for Outage {
+    /// An outage from the beginning.
+    fn default() -> Outage {
+        Outage {
+            is_over: AtomicBool::new(false),
+            state: Mutex::new(State {
+                count: 0,
+                is_broken: true,
+                is_reviving: false,
+                has_news: false,
+                next_try: Instant::now() + FIRST_PAUSE,
+                pause: FIRST_PAUSE,
+                ended: None,
+                logged: String::new(),
+            }),
+        }
+    }
+}
+
+impl Outage {
+    /// Whether the NIC can be used.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Whether what is open, if anything is, is of no use any more.
+    pub fn is_broken(&self) -> bool {
+        self.state.lock().is_broken
+    }
+
+    /// The NIC cannot be used. False if that was known.
+    fn begin(&self, is_broken: bool) -> bool {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        let was_active = self.is_over.swap(false, Ordering::AcqRel);
+        let is_news = was_active || (is_broken && !state.is_broken);
+        if is_news {
+            state.count += 1;
+            state.is_broken |= is_broken;
+            let is_sound = state.ended.is_none_or(|ended| now.saturating_duration_since(ended) >= LONGEST_PAUSE);
+            state.pause = if is_sound { FIRST_PAUSE } else { (2 * state.pause).min(LONGEST_PAUSE) };
+            state.next_try = now + state.pause;
+        }
+        is_news
+    }
+
+    /// Number of the present or last outage.
+    pub fn number(&self) -> u64 {
+        self.state.lock().count
+    }
+
+    /// Something has changed: a revival is worth a try now.
+    pub fn has_news(&self) {
+        self.state.lock().has_news = true;
+    }
+
+    /// When a revival is to be tried. `None`: the NIC is active, or is being revived.
+    pub fn next_try(&self) -> Option<Instant> {
+        if self.is_over() {
+            return None;
+        }
+        let state = self.state.lock();
+        (!state.is_reviving).then(|| if state.has_news { Instant::now() } else { state.next_try })
+    }
+
+    /// The outage that a revival is to end that begins now.
+    fn begin_revival(&self) -> u64 {
+        let mut state = self.state.lock();
+        (state.is_reviving, state.has_news) = (true, false);
+        state.count
+    }
+
+    /// What is open is sound. False if another outage has begun meanwhile.
+    pub fn mend(&self, number: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_present = state.count == number;
+        state.is_broken &= !is_present;
+        is_present
+    }
+
+    /// The NIC can be used. False if another outage has begun meanwhile.
+    pub fn end(&self, number: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_present = state.count == number;
+        if is_present {
+            self.is_over.store(true, Ordering::Release);
+            state.ended = Some(Instant::now());
+            state.logged.clear();
+        }
+        is_present
+    }
+
+    /// A revival has ended, for the reason that is given without success. True if that was not the reason the last time.
+    fn end_revival(&self, reason: Option<&Error>) -> bool {
+        let mut state = self.state.lock();
+        state.is_reviving = false;
+        let Some(reason) = reason else { return false };
+        state.pause = (2 * state.pause).min(LONGEST_PAUSE);
+        state.next_try = Instant::now() + state.pause;
+        let is_news = state.logged != reason.message();
+        if is_news {
+            state.logged = reason.message().to_string();
+        }
+        is_news
+    }
+}
+
+impl Shared {
+    /// The NIC cannot be used: its work goes elsewhere, and peers are told.
+    pub(super) fn deactivate(&self, nic: &Arc<LocalNic>, reason: &str, is_broken: bool) {
+        if !nic.outage.begin(is_broken) {
+            return;
+        }
+        let error = Error::new(Code::Context, format!("{} is not used any more: {reason}", nic.name()));
+        let fallout = nic.retire_all(None, Some(&error));
+        self.settle(nic, fallout);
+        self.header_changed();
+    }
+
+    /// The NIC's port or address has changed, or it was given up: perhaps it can be used again, or cannot any more.
+    pub(super) fn readdress(&self, nic: &Arc<LocalNic>) {
+        let opened = match nic.opened() {
+            Some(opened) if nic.is_active() => opened,
+            _ => return nic.outage.has_news(),
+        };
+        match opened.device.refresh_address(&self.machine) {
+            Err(error) => self.deactivate(nic, error.message(), false),
+            Ok(false) => {}
+            Ok(true) => {
+                let error = Error::new(Code::Context, format!("{} has another address", nic.name()));
+                let fallout = nic.retire_all(None, Some(&error));
+                self.settle(nic, fallout);
+                self.header_changed();
+            }
+        }
+    }
+
+    /// Has a background thread revive the NIC. On the NIC's thread, which does not use what is broken any more.
+    pub(super) fn begin_revival(&self, nic: &Arc<LocalNic>) {
+        let outage = nic.outage.begin_revival();
+        let (shared, of_job) = (self.this.clone(), nic.clone());
+        let job = move || {
+            let Some(shared) = shared.upgrade() else { return };
+            let outcome = shared.revive(&of_job, outage);
+            let name = of_job.name();
+            match &outcome {
+                Ok(()) => drop(of_job.outage.end_revival(None)),
+                Err(error) if of_job.outage.end_revival(Some(error)) => tracing::warn!("{name} cannot be used yet: {error}"),
+                Err(error) => tracing::debug!("{name} cannot be used yet: {error}"),
+            }
+            of_job.wake();
+        };
+        if self.revivals.run(job).is_err() {
+            nic.outage.end_revival(Some(&Error::quiet(Code::Limit, "no thread to revive it on")));
+        }
+    }
+
+    /// Makes a NIC usable again, if it can be. Errors are not logged.
+    fn revive(&self, nic: &Arc<LocalNic>, outage: u64) -> Result<()> {
+        let overtaken = || Error::quiet(Code::Context, format!("{} has failed again", nic.name()));
+        if nic.outage.is_broken() {
+            nic.close();
+            nic.open(&self.machine)?;
+            if !nic.outage.mend(outage) {
+                return Err(overtaken());
+            }
+            // Its thread looks for events from now on.
+            nic.wake();
+        }
+        if let Some(opened) = nic.opened() {
+            opened.device.refresh_address(&self.machine)?;
+        }
+        let is_wanted = || self.closing.get().is_none() && nic.outage.number() == outage;
+        let attach = || {
+            if let Some(observer) = self.observer() {
+                observer.attach_memory(nic.index, &**nic, &is_wanted);
+            }
+        };
+        attach();
+        if !nic.outage.end(outage) {
+            return Err(overtaken());
+        }
+        // What was registered without it meanwhile.
+        attach();
+        tracing::info!("{} is used again", nic.name());
+        self.header_changed();
+        Ok(())
+    }
+}
