@@ -4,7 +4,6 @@
 //! transport to ask for. [`Nic::register`] pins memory and may be called from several threads at once: the lock on the table of regions is
 //! held for an insertion only, never while the kernel pins. The table is what makes keys safe: only a key that it holds is given back.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +75,7 @@ pub struct Nic {
     limits: DeviceLimits,
     domain: Arc<ProtectionDomain>,
     address: RwLock<PortAddress>,
-    regions: Mutex<HashMap<usize, MemoryRegion>>,
+    regions: Mutex<Table>,
     active: AtomicBool,
     config: RdmaConfig,
 }
@@ -248,21 +247,59 @@ impl Device for Nic {
         let region = registered.map_err(|error| {
             registration_error(self, chunk, error.raw_os_error().unwrap_or(libc::EIO), Some(u64::from(self.limits.max_mr)))
         })?;
-        let handle = region.handle();
-        let key = MemoryKey { lkey: region.local_key(), rkey: if remote_accessible { region.remote_key() } else { 0 }, handle };
-        self.regions.lock().insert(handle, region);
-        Ok(key)
+        let (lkey, rkey) = (region.local_key(), if remote_accessible { region.remote_key() } else { 0 });
+        let handle = self.regions.lock().insert(region);
+        Ok(MemoryKey { lkey, rkey, handle })
     }
 
     fn deregister(&self, key: &MemoryKey) -> Result<()> {
-        let Some(region) = self.regions.lock().remove(&key.handle) else {
+        let Some(region) = self.regions.lock().take(key) else {
             let text = format!("{} has no memory region {:#x} with key {:#x}", self.name, key.handle, key.lkey);
             return Err(Error::new(Code::Internal, text));
         };
-        region.deregister().map_err(|(region, error)| {
-            self.regions.lock().insert(key.handle, region);
-            failure(&self.name, &format!("keeps the memory region with key {:#x} registered", key.lkey), error)
-        })
+        let outcome = region.deregister();
+        self.regions
+            .lock()
+            .settle(key.handle, outcome)
+            .map_err(|error| failure(&self.name, &format!("keeps the memory region with key {:#x} registered", key.lkey), error))
+    }
+}
+
+/// A NIC's memory regions by the handles of their keys. What is registered takes the place that was freed last: whatever is registered, few
+/// places are touched.
+#[derive(Default)]
+struct Table {
+    places: Vec<Option<MemoryRegion>>,
+    free: Vec<usize>,
+}
+
+impl Table {
+    fn insert(&mut self, region: MemoryRegion) -> usize {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.places[place] = Some(region);
+        place
+    }
+
+    /// Takes the region out, if it is there. Its place stays taken until [`Table::settle`].
+    fn take(&mut self, key: &MemoryKey) -> Option<MemoryRegion> {
+        self.places.get_mut(key.handle)?.take_if(|region| region.local_key() == key.lkey)
+    }
+
+    /// Frees the place of a region that was taken out, or puts the region back.
+    fn settle(&mut self, place: usize, outcome: std::result::Result<(), (MemoryRegion, io::Error)>) -> io::Result<()> {
+        match outcome {
+            Ok(()) => {
+                self.free.push(place);
+                Ok(())
+            }
+            Err((region, error)) => {
+                self.places[place] = Some(region);
+                Err(error)
+            }
+        }
     }
 }
 
