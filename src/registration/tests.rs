@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::*;
 use crate::registry::{Access, MemoryKey};
-use crate::transport::{Segment, Slice};
+use crate::transport::{Segment, Slices};
 
 /// Fails on demand, and keeps count.
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Transport for Moody {
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.this.upgrade().into_iter().map(|this| this as Arc<dyn Device>).collect()
     }
-    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
+    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Slices) {}
     fn cancel(&self) {}
     fn evict(&self, range: MemoryRange) {
         self.evicted.lock().push(range);
@@ -331,7 +331,7 @@ impl Transport for Rig {
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.0.iter().map(|device| device.clone() as Arc<dyn Device>).collect()
     }
-    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
+    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Slices) {}
     fn cancel(&self) {}
     fn evict(&self, _range: MemoryRange) {}
     fn forget(&self, _segment: u64) {}

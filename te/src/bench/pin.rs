@@ -15,7 +15,7 @@ use transfer_engine::config::Config;
 use transfer_engine::registration::Registrar;
 use transfer_engine::registry::{RegionOptions, Registry};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transport::{Device, Segment, Slice, Transport};
+use transfer_engine::transport::{Device, Segment, Slices, Transport};
 
 use super::machine::{Machine, noise, time_fixed_work};
 use super::statistics::Spread;
@@ -281,9 +281,9 @@ impl Transport for Rings {
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.0.iter().map(|ring| ring.clone() as Arc<dyn Device>).collect()
     }
-    fn submit(&self, _segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
+    fn submit(&self, _segment: &Arc<dyn Segment>, slices: Slices) {
         let refused = || transfer_engine::Error::quiet(transfer_engine::Code::NotImplemented, "this transport only pins");
-        slices.into_iter().for_each(|slice| slice.finish(Err(refused())));
+        slices.into_each().for_each(|slice| slice.finish(Err(refused())));
     }
     fn cancel(&self) {}
     fn evict(&self, _range: MemoryRange) {}
