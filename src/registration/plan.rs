@@ -419,7 +419,7 @@ mod tests {
         let huge = Residency { is_huge: true, ..PRESENT };
         let threads =
             |length| plan(&[Subject { range: range(1 << 32, length), residency: huge }], &devices(4), &settings()).pin_threads;
-        assert_eq!((threads(8 << 20), threads(256 << 20)), (1, 4));
+        assert_eq!((threads(2 << 20), threads(256 << 20)), (1, 4));
     }
 
     #[test]
