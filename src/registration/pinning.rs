@@ -104,7 +104,10 @@ pub fn pin(
             Some((spent, Ok(key))) => {
                 cost.pinning[pin.device] += *spent;
                 keys[pin.chunk * devices.len() + pin.device] = Some(*key);
-                pinning[chunk.region] += *spent;
+                // What providing pages took says nothing of giving them back, which it stands for.
+                if chunk.pages > 0 {
+                    pinning[chunk.region] += *spent;
+                }
                 held.push(Held { region: chunk.region, device: pin.device, key: *key });
             }
             // Whatever the order of the threads, the error of the first chunk is told.
