@@ -207,8 +207,7 @@ impl Registrar {
                 return Subject { range, residency: Residency::default() };
             }
             let pagemap = self.pagemap.get_or_init(|| Pagemap::open().ok()).as_ref();
-            // A single device works on the caller's thread, whatever the pages.
-            Subject { range, residency: populate::sample(range, pagemap, devices.len() > 1) }
+            Subject { range, residency: populate::sample(range, pagemap) }
         };
         let subjects: Vec<Subject> = regions.iter().map(look).collect();
         cost.residency = looking.elapsed();
@@ -383,8 +382,9 @@ impl Registrar {
             let count = held.len() - before;
             costs.resize(held.len(), registrations.pinning() / (RELEASE_SHARE * count.max(1) as u32));
         }
+        let longest = costs.iter().copied().max().unwrap_or_default();
         let threads = plan::team(costs.into_iter(), settings);
-        let outcomes = pinning::unpin(held, regions.len(), threads, devices, &self.workers);
+        let outcomes = pinning::unpin(held, regions.len(), threads, longest, devices, &self.workers);
         self.counters.deregistration_ns.add(begin.elapsed().as_nanos() as u64);
         let mut first = Ok(());
         for (region, outcome) in regions.iter().zip(outcomes) {

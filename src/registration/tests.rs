@@ -572,6 +572,23 @@ fn the_parts_of_the_cost_add_up() {
 }
 
 #[test]
+fn what_providing_pages_took_is_no_measure_of_giving_them_back() {
+    let fleet = Fleet::new(2, u64::MAX, 2);
+    let memory = pages::tests::Mapping::anonymous(MIB as usize);
+    let look_at = |step| (0..MIB as usize).step_by(step).map(|offset| u32::from(memory.read(offset))).sum::<u32>();
+    let pinning = || {
+        fleet.register(&[memory.range()], Parallelism::Auto).unwrap();
+        let taken = fleet.registry.live()[0].registrations().unwrap().pinning();
+        fleet.registrar.unregister(memory.range().address(), &fleet.transports).unwrap();
+        taken
+    };
+    assert_eq!(look_at(4096), 0);
+    assert_eq!(pinning(), Duration::ZERO);
+    (0..MIB as usize).step_by(4096).for_each(|offset| memory.write(offset, 1));
+    assert!(pinning() > Duration::ZERO);
+}
+
+#[test]
 fn refusals_name_what_there_is_to_know() {
     let fleet = Fleet::new(1, 4 * MIB, 1);
     *fleet.devices[0].refuses.lock() = Some(MIB);
