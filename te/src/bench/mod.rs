@@ -4,6 +4,8 @@
 //! compared where they arrive; the program fails if anything is not as it should be. Tables, or JSON, go to standard output, progress
 //! to standard error.
 
+#[cfg(feature = "rdma")]
+mod device;
 mod machine;
 mod open;
 mod perftest;
