@@ -126,11 +126,15 @@ class Engine:
 
     # timing
 
+    def register_each(self, first, count, stride, length):
+        """Registers regions one by one. Returns how many have failed."""
+        return sum(self.register((first + i) * stride, length) != 0 for i in range(count))
+
     def time_registrations(self, first, count, stride, length):
         """Registers regions one by one, and unregisters them. Returns the seconds of both."""
         offsets = [(first + i) * stride for i in range(count)]
         begin = time.monotonic()
-        failed = sum(self.register(offset, length) != 0 for offset in offsets)
+        failed = self.register_each(first, count, stride, length)
         between = time.monotonic()
         failed += sum(self.unregister(offset) != 0 for offset in offsets)
         end = time.monotonic()
@@ -207,8 +211,8 @@ class Wheel(Engine):
     def unregister(self, offset):
         return self.engine.unregister_memory(self.base + offset)
 
-    def register_many(self, count, stride, length, first=0):
-        return self.engine.batch_register_memory([self.base + i * stride for i in range(first, first + count)], [length] * count)
+    def register_many(self, count, stride, length):
+        return self.engine.batch_register_memory([self.base + i * stride for i in range(count)], [length] * count)
 
     def take_notifications(self):
         return [[message.name, message.msg] for message in self.engine.get_notifies()]
@@ -321,8 +325,8 @@ class Library(Engine):
     def unregister(self, offset):
         return self.lib.unregisterLocalMemory(self.engine, self.base + offset)
 
-    def register_many(self, count, stride, length, first=0):
-        buffers = (Buffer * count)(*((self.base + i * stride, length) for i in range(first, first + count)))
+    def register_many(self, count, stride, length):
+        buffers = (Buffer * count)(*((self.base + i * stride, length) for i in range(count)))
         return self.lib.registerLocalMemoryBatch(self.engine, buffers, count, b"*")
 
     def take_notifications(self):
