@@ -156,10 +156,9 @@ fn time<E>(ranges: &[MemoryRange], mut call: impl FnMut(&MemoryRange) -> Result<
 }
 
 fn rows(regions: &[usize], measured: &[Vec<[Cost; 2]>]) -> Vec<Row> {
-    let operations: [(&'static str, fn(&Cost) -> f64); 2] =
-        [("register", |cost| cost.register), ("unregister", |cost| cost.unregister)];
     let mut rows = Vec::new();
-    for (operation, of) in operations {
+    for operation in ["register", "unregister"] {
+        let of = |cost: &Cost| if operation == "register" { cost.register } else { cost.unregister };
         let median = |rounds: &Vec<[Cost; 2]>| Spread::over(rounds, |[ours, _]| of(ours)).median;
         for (regions, rounds) in regions.iter().zip(measured) {
             rows.push(Row {
