@@ -207,7 +207,7 @@ sanitized-address: setup-test stage
 	$(call test_sanitized_rust,address,asan)
 
 # The machine boots in seconds where it can run guests, and in half a minute by emulation; the tests take some minutes.
-lab = scripts/rdma-lab --timeout 900 --devices rxe0,rxe1,siw0 --rw $(BUILD)
+lab = scripts/rdma-lab --timeout 900 --devices rxe0,rxe1,rxe2,rxe3,siw0 --rw $(BUILD)
 test-lab: setup-test stage
 	@if ! scripts/rdma-lab --setup; then \
 		echo 'test-lab: skipped, the lab cannot be set up here'; \

@@ -7,11 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use transfer_engine::Code;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions, PEER_TO_PEER};
 use transfer_engine::sys::MemoryRange;
 use transfer_engine::topology::{Machine, Topology};
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Batch, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 use transfer_engine::transport::device::{Device, MemoryKey};
 use transfer_engine::transport::rdma::device::{Nic, PeerQueuePair, load_library};
@@ -33,6 +34,15 @@ fn open(name: &str) -> Nic {
 fn regions(device: &str) -> usize {
     // Without details it shows none, and as JSON neither.
     run("rdma", &["-d", "resource", "show", "mr", "dev", device]).lines().count()
+}
+
+/// Packets that a device has received, without those that it had seen before, as the kernel counts them.
+fn packets_received(device: &str) -> u64 {
+    let counter = |name: &str| {
+        let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}");
+        std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
+    };
+    counter("rcvd_pkts") - counter("duplicate_request")
 }
 
 /// Runs a program that succeeds, and returns what it prints.
@@ -275,18 +285,31 @@ fn a_link_that_goes_and_comes_is_told() {
 
 /// An engine that uses NICs of these names, all alike.
 fn engine(nics: &[&str]) -> Arc<Engine> {
+    engine_with(nics, Config::default())
+}
+
+fn engine_with(nics: &[&str], config: Config) -> Arc<Engine> {
     let host = devices("rxe")[nics[0]].clone();
     let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: host, auto_discover: false };
-    let engine = Engine::create(&options, Config::default()).unwrap();
+    let engine = Engine::create(&options, config).unwrap();
     let names: Vec<String> = nics.iter().map(|name| format!("\"{name}\"")).collect();
     engine.install_transport("rdma", Some(&format!(r#"{{"cpu:0":[[{}],[]]}}"#, names.join(",")))).unwrap();
     engine
 }
 
+fn memory_options() -> MemoryOptions {
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None, publish: true }
+}
+
 fn register(engine: &Engine, memory: &Memory) {
-    let options =
-        MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None, publish: true };
-    engine.register(memory.range(0, memory.0.len()), &options).unwrap();
+    engine.register(memory.range(0, memory.0.len()), &memory_options()).unwrap();
+}
+
+fn submit(engine: &Engine, opcode: Opcode, local: &Memory, segment: u64, remote: &Memory) -> Arc<Batch> {
+    let batch = engine.allocate_batch(1).unwrap();
+    let (local, remote_address) = (local.range(0, local.0.len()), remote.range(0, 1).address());
+    engine.submit(&batch, &[Request { opcode, local, segment, remote_address }], None, SubmitOptions::default()).unwrap();
+    batch
 }
 
 /// Moves that many bytes from one beginning to the other.
@@ -346,10 +369,7 @@ fn a_link_that_goes_down_in_mid_transfer_is_left_for_the_other_and_taken_again()
     assert_eq!(transfer(&near, Opcode::Write, &ours, segment, &theirs, 1 << 20), State::Completed);
     fill(&mut ours, length, 7);
     let interface = Interface::of(both[1]);
-    let batch = near.allocate_batch(1).unwrap();
-    let (local, remote_address) = (ours.range(0, length), theirs.range(0, length).address());
-    near.submit(&batch, &[Request { opcode: Opcode::Write, local, segment, remote_address }], None, SubmitOptions::default())
-        .unwrap();
+    let batch = submit(&near, Opcode::Write, &ours, segment, &theirs);
     interface.take_down();
     assert!(batch.wait(Some(Duration::from_secs(60))));
     assert_eq!(batch.status().state, State::Completed, "{:?}", batch.task_status(0));
@@ -379,14 +399,210 @@ fn unregistering_amid_transfers_lets_nothing_through_afterwards() {
     fill(&mut theirs, 8 << 20, 1);
     for _ in 0..5 {
         register(&near, &ours);
-        let batch = near.allocate_batch(1).unwrap();
-        let (local, remote_address) = (ours.range(0, 8 << 20), theirs.range(0, 8 << 20).address());
-        near.submit(&batch, &[Request { opcode: Opcode::Read, local, segment, remote_address }], None, SubmitOptions::default())
-            .unwrap();
+        let batch = submit(&near, Opcode::Read, &ours, segment, &theirs);
         near.unregister(ours.range(0, 1).address()).unwrap();
         let seen = ours.0.clone();
         std::thread::sleep(Duration::from_millis(100));
         assert!(ours.0 == seen, "bytes moved after unregistering");
         assert!(batch.wait(Some(Duration::from_secs(10))));
     }
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn a_target_that_unregisters_amid_transfers_is_not_written_to_afterwards() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let (near, far) = (engine(&[&names[0]]), engine(&[&names[1]]));
+    let (mut ours, theirs) = (Memory::new(8 << 20), Memory::new(8 << 20));
+    register(&near, &ours);
+    let segment = near.open_segment(&far.name()).unwrap();
+    let before = regions(&names[1]);
+    for seed in 0..5 {
+        fill(&mut ours, 8 << 20, seed);
+        register(&far, &theirs);
+        near.refresh_segment(segment).unwrap();
+        let batch = submit(&near, Opcode::Write, &ours, segment, &theirs);
+        far.unregister(theirs.range(0, 1).address()).unwrap();
+        let seen = theirs.0.clone();
+        assert_eq!(regions(&names[1]), before);
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(theirs.0 == seen, "bytes moved after unregistering");
+        assert!(batch.wait(Some(Duration::from_secs(60))));
+        assert!(batch.status().state != State::Completed || ours.0 == seen, "called complete, and is not");
+    }
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn two_nics_carry_about_half_of_the_bytes_each() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    assert!(names.len() >= 4, "needs four devices: {names:?}");
+    let (near_nics, far_nics) = ([names[0].as_str(), &names[1]], [names[2].as_str(), &names[3]]);
+    let (near, far) = (engine(&near_nics), engine(&far_nics));
+    let (mut ours, mut theirs) = (Memory::new(16 << 20), Memory::new(16 << 20));
+    register(&near, &ours);
+    register(&far, &theirs);
+    let segment = near.open_segment(&far.name()).unwrap();
+    // One long request, and many short ones.
+    for length in [16 << 20, 64 << 10] {
+        for (opcode, receivers) in [(Opcode::Write, far_nics), (Opcode::Read, near_nics)] {
+            let before = receivers.map(packets_received);
+            for seed in 0..(16 << 20) / length {
+                fill(if opcode == Opcode::Write { &mut ours } else { &mut theirs }, length, seed);
+                assert_eq!(transfer(&near, opcode, &ours, segment, &theirs, length), State::Completed);
+                assert!(ours.0[..length] == theirs.0[..length]);
+            }
+            let after = receivers.map(packets_received);
+            let carried = [0, 1].map(|nic| (after[nic] - before[nic]) as f64);
+            let share = carried[0] / (carried[0] + carried[1]);
+            assert!((0.4..=0.6).contains(&share), "{opcode:?} of {length}: {carried:?} packets");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn an_engine_leaves_nothing_on_any_of_four_devices() {
+    let names: Vec<String> = devices("rxe").into_keys().take(4).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(names.len(), 4);
+    let count = || names.iter().map(|name| regions(name)).collect::<Vec<_>>();
+    let before = count();
+    let more = |by: usize| before.iter().map(|count| count + by).collect::<Vec<_>>();
+    let engine = engine(&names);
+    let memory = Memory::new(64 << 12);
+    let ranges: Vec<MemoryRange> = (0..64).map(|page| memory.range(page << 12, 1 << 12)).collect();
+    engine.register_batch(&ranges, &memory_options()).unwrap();
+    assert_eq!(count(), more(64));
+    engine.unregister(ranges[0].address()).unwrap();
+    assert_eq!(count(), more(63));
+    // One that cannot be pinned fails the batch, on all devices.
+    // SAFETY: nothing is there, which is what the test is about.
+    #[allow(unsafe_code)]
+    let nothing = unsafe { MemoryRange::new(1 << 20, 8192) }.unwrap();
+    let error = engine.register_batch(&[ranges[0], nothing], &memory_options()).unwrap_err();
+    assert!(error.message().contains("0x100000") && error.message().contains("errno 14"), "{error}");
+    assert_eq!(count(), more(63));
+    engine.unregister_batch(&ranges[1..].iter().map(MemoryRange::address).collect::<Vec<_>>()).unwrap();
+    assert_eq!(count(), before);
+    engine.register(ranges[0], &memory_options()).unwrap();
+    drop(engine);
+    assert_eq!(count(), before);
+}
+
+/// Runs in a process of its own that has no right to lock more memory than 1 MiB.
+#[test]
+#[ignore = "needs the lab"]
+fn memory_beyond_the_limit_on_locked_memory_is_refused_and_nothing_is_left() {
+    const CHILD: &str = "TE_TEST_IS_LIMITED";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = Command::new("prlimit");
+        child.args(["--memlock=1048576:1048576", "setpriv", "--bounding-set=-ipc_lock"]).arg(std::env::current_exe().unwrap());
+        let name = "memory_beyond_the_limit_on_locked_memory_is_refused_and_nothing_is_left";
+        let output = child.args(["--ignored", "--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+        return;
+    }
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let both = [names[0].as_str(), names[1].as_str()];
+    let before = both.map(regions);
+    let engine = engine(&both);
+    let memory = Memory::new(4 << 20);
+    // Too much for one device; and for the second, after the first has pinned it.
+    for length in [2 << 20, 768 << 10] {
+        let error = engine.register(memory.range(0, length), &memory_options()).unwrap_err();
+        assert_eq!(error.code(), Code::Limit);
+        let requested = format!("cannot register {length} bytes");
+        for part in [requested.as_str(), "RLIMIT_MEMLOCK is 1048576", "errno 12", "ulimit -l"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+        assert_eq!(both.map(regions), before);
+        assert!(engine.find_region(memory.range(0, 1).address()).is_none());
+    }
+    // Nothing that was pinned in vain counts any more.
+    engine.register(memory.range(0, 384 << 10), &memory_options()).unwrap();
+    assert_eq!(both.map(regions), before.map(|count| count + 1));
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn transfers_cross_the_borders_of_chunks() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let both = [names[0].as_str(), names[1].as_str()];
+    let before = both.map(regions);
+    let chunks_of = |bytes: u64| Config { max_mr_size: bytes, ..Config::default() };
+    let (near, far) = (engine_with(&both[..1], chunks_of(1 << 20)), engine_with(&both[1..], chunks_of(3 << 19)));
+    const LENGTH: usize = 4 << 20;
+    // Chunks end between pages: ranges begin with one.
+    let mut memories = [Memory::new(LENGTH + 4096), Memory::new(LENGTH + 4096)];
+    let offsets = [0, 1].map(|side: usize| memories[side].0.as_ptr().align_offset(4096));
+    let range =
+        |memories: &[Memory; 2], side: usize, from: usize, length: usize| memories[side].range(offsets[side] + from, length);
+    near.register(range(&memories, 0, 0, LENGTH), &memory_options()).unwrap();
+    far.register(range(&memories, 1, 0, LENGTH), &memory_options()).unwrap();
+    assert_eq!(both.map(regions), [before[0] + 4, before[1] + 3]);
+    let segment = near.open_segment(&far.name()).unwrap();
+    for (from, length) in [(0, LENGTH), ((1 << 20) - 1, 2), ((3 << 19) - 1, 2), ((1 << 20) + 7, LENGTH / 2)] {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            let source = if opcode == Opcode::Write { 0 } else { 1 };
+            memories[1 - source].0.fill(0);
+            fill(&mut memories[source], LENGTH + 4096, from + length);
+            let (local, remote_address) = (range(&memories, 0, from, length), range(&memories, 1, from, length).address());
+            let status = near.transfer(&[Request { opcode, local, segment, remote_address }], SubmitOptions::default()).unwrap();
+            assert_eq!(status[0].state, State::Completed, "{opcode:?} of {length} from {from}: {:?}", status[0].error);
+            let bytes = |side: usize| &memories[side].0[offsets[side] + from..][..length];
+            assert!(bytes(0) == bytes(1), "{opcode:?} of {length} from {from}");
+            assert_eq!(
+                memories[1 - source].0.iter().filter(|byte| **byte != 0).count(),
+                bytes(source).iter().filter(|byte| **byte != 0).count()
+            );
+        }
+    }
+    near.unregister(range(&memories, 0, 0, 1).address()).unwrap();
+    far.unregister(range(&memories, 1, 0, 1).address()).unwrap();
+    assert_eq!(both.map(regions), before);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn memory_that_was_registered_while_a_link_was_down_is_reached_over_it_afterwards() {
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    assert!(names.len() >= 4, "needs four devices: {names:?}");
+    let (near, far) = (engine(&[&names[0], &names[1]]), engine(&[&names[2], &names[3]]));
+    let before = regions(&names[3]);
+    let length = 16 << 20;
+    let (mut ours, theirs) = (Memory::new(length), Memory::new(length));
+    register(&near, &ours);
+    let segment = near.open_segment(&far.name()).unwrap();
+    let uses = |count: usize| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while far.show_links(true).matches("rdma_transport").count() != count {
+            assert!(Instant::now() < until, "{}", far.show_links(true));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let interface = Interface::of(&names[3]);
+    interface.take_down();
+    uses(1);
+    register(&far, &theirs);
+    assert_eq!(regions(&names[3]), before);
+    near.refresh_segment(segment).unwrap();
+    fill(&mut ours, length, 1);
+    assert_eq!(transfer(&near, Opcode::Write, &ours, segment, &theirs, length), State::Completed);
+    assert!(ours.0 == theirs.0);
+    interface.bring_up();
+    uses(2);
+    let until = Instant::now() + Duration::from_secs(60);
+    while regions(&names[3]) != before + 1 {
+        assert!(Instant::now() < until, "the memory is not registered with the NIC that is back");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Peers that look get its key, and use it.
+    near.refresh_segment(segment).unwrap();
+    let received = packets_received(&names[3]);
+    fill(&mut ours, length, 2);
+    assert_eq!(transfer(&near, Opcode::Write, &ours, segment, &theirs, length), State::Completed);
+    assert!(ours.0 == theirs.0);
+    assert!(packets_received(&names[3]) - received > 1000, "the NIC that is back is not used");
 }

@@ -125,6 +125,10 @@ fn check_size<T: Growing>(size: usize, name: &str) -> Result<()> {
 /// # Safety
 /// The struct must have `size` bytes.
 unsafe fn read<T: Growing>(structure: *const T, size: usize, name: impl FnOnce() -> String) -> Result<T> {
+    if size == size_of::<T>() {
+        // SAFETY: the struct has as many bytes, and they are a valid value by the contract of `Growing`.
+        return Ok(unsafe { structure.read_unaligned() });
+    }
     let known = size.min(size_of::<T>());
     let mut value = zeroed::<T>();
     // SAFETY: the struct has `size` bytes, `value` as many as are copied, and it stays valid by the contract of `Growing`.

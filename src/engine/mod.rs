@@ -361,14 +361,7 @@ impl Engine {
             false => topology,
             true => Topology::find(&Machine::default(), &self.config.topology),
         };
-        let rdma = RdmaTransport::start(
-            &self.name,
-            topology,
-            self.registry.clone(),
-            self.counters.clone(),
-            self.watchers.clone(),
-            &self.config,
-        )?;
+        let rdma = RdmaTransport::start(&self.name, topology, self.counters.clone(), self.watchers.clone(), &self.config)?;
         let transport: Arc<dyn Transport> = rdma.clone();
         let observer: Weak<dyn rdma::Observer> = self.this.clone();
         // Before its NICs learn of memory: one that comes back meanwhile learns of it, too.

@@ -1,12 +1,14 @@
 //! Two and more engines in one process that move bytes by the NICs of the fake verbs library.
 
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use super::metadata_tests::{Fate, ScriptedStore};
 use super::*;
+use crate::registry::SharedGuards;
 use crate::transfer::State;
-use crate::transport::Opcode;
 use crate::transport::rdma::fake::{Fake, Memory};
+use crate::transport::{Deadline, Opcode, Piece, Slices};
 
 /// `IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE` and the states that go with them.
 const PORT_ERROR: (i32, i64) = (10, 1);
@@ -194,6 +196,64 @@ fn batches_of_many_small_requests_arrive_whole_and_are_posted_in_chains() {
     let (posts, posted) = (fake.get(0, "posts"), fake.get(0, "posted"));
     assert_eq!(posted, 8192);
     assert!(posts <= 8192 / 16, "{posts} calls");
+}
+
+#[test]
+fn a_submission_guards_each_region_once_and_posts_in_chains() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    let more = Memory::new(1 << 20);
+    bench.near.register(more.range(0, 1 << 20), &options()).unwrap();
+    completed(&bench.write());
+    let regions = bench.near.registry.live();
+    fake.set(0, "hold", 1);
+    let (calls, posted) = (fake.get(0, "posts"), fake.get(0, "posted"));
+    // As many as two queue pairs take, in each region in turn.
+    let requests: Vec<_> = (0..512)
+        .map(|at| {
+            let ours = if at % 2 == 0 { &bench.ours } else { &more };
+            request(Opcode::Write, ours.range(at * 1024, 1024), bench.segment, bench.theirs.range(at * 1024, 1024))
+        })
+        .collect();
+    let batch = bench.submit(&requests, SubmitOptions::default());
+    assert_eq!((fake.get(0, "posted") - posted, fake.get(0, "posts") - calls), (512, 16));
+    assert_eq!(regions.iter().map(|region| region.in_flight()).collect::<Vec<_>>(), [1, 1]);
+    fake.set(0, "hold", 0);
+    assert!(batch.wait(Some(Duration::from_secs(30))));
+    assert_eq!(regions.iter().map(|region| region.in_flight()).collect::<Vec<_>>(), [0, 0]);
+}
+
+#[test]
+fn what_completes_together_is_told_together() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    fake.set(0, "hold", 1);
+    let pieces = (0..300).map(|at| bench.ours.range(at * 1024, 1024)).zip(0..);
+    let mut guards = SharedGuards::default();
+    bench.near.registry.read(|view| pieces.clone().try_for_each(|(local, _)| view.share(local, &mut guards))).unwrap();
+    let told = Arc::new(Told { guards, ..Told::default() });
+    let target = bench.theirs.range(0, 1).address();
+    let piece = |(local, index): (MemoryRange, u32)| Piece {
+        local,
+        remote_address: target + u64::from(index) * 1024,
+        index,
+        opcode: Opcode::Write,
+    };
+    let slices = Slices {
+        pieces: pieces.map(piece).collect(),
+        deadline: Deadline { absolute: None, stall: LONG },
+        completion: told.clone(),
+    };
+    let segment: Arc<dyn Segment> = bench.near.segments.get(bench.segment).unwrap();
+    rdma_of(&bench.near).submit(&segment, slices);
+    fake.set(0, "hold", 0);
+    wait_until("all is moved", || {
+        rdma_of(&bench.near).poll();
+        told.outcomes.lock().len() == 300
+    });
+    // Two completion queues of what has run at once; the NIC's own thread may look in between.
+    assert!(told.calls.load(Ordering::Relaxed) <= 4, "{} calls", told.calls.load(Ordering::Relaxed));
 }
 
 #[test]
@@ -779,17 +839,17 @@ impl Altered {
     }
 
     fn write_to(self, bench: &Bench, remote_address: u64, length: u64, stall: Duration) -> Arc<Told> {
-        let told = Arc::new(Told::default());
-        let slice = crate::transport::Slice {
-            opcode: Opcode::Write,
-            local: bench.ours.range(0, length),
-            remote_address,
-            deadline: crate::transport::Deadline { absolute: None, stall },
+        let local = bench.ours.range(0, length);
+        let mut guards = SharedGuards::default();
+        bench.near.registry.read(|view| view.share(local, &mut guards)).unwrap();
+        let told = Arc::new(Told { guards, ..Told::default() });
+        let slices = Slices {
+            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write }],
+            deadline: Deadline { absolute: None, stall },
             completion: told.clone(),
-            index: 0,
         };
         let segment: Arc<dyn Segment> = Arc::new(self);
-        rdma_of(&bench.near).submit(&segment, vec![slice]);
+        rdma_of(&bench.near).submit(&segment, slices);
         told
     }
 }
@@ -820,7 +880,10 @@ impl Segment for Altered {
 /// Keeps what it is told.
 #[derive(Default)]
 struct Told {
+    guards: SharedGuards,
     outcomes: Mutex<Vec<Result<()>>>,
+    /// How often it is told that something has completed.
+    calls: AtomicUsize,
     cancelled: AtomicBool,
 }
 
@@ -840,12 +903,22 @@ impl Told {
 }
 
 impl crate::transport::Completion for Told {
-    fn finish(&self, _index: u32, outcome: Result<()>) {
+    fn finish(&self, index: u32, outcome: Result<()>) {
+        self.guards.release(index as usize);
         self.outcomes.lock().push(outcome);
+    }
+
+    fn complete(&self, indices: &[u32]) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        indices.iter().for_each(|index| self.finish(*index, Ok(())));
     }
 
     fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::SeqCst)
+    }
+
+    fn region(&self, index: u32, address: u64) -> Option<&Region> {
+        self.guards.region(index as usize, address)
     }
 }
 

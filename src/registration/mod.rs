@@ -221,8 +221,7 @@ impl Registrar {
                 return Subject { range, residency: Residency::default() };
             }
             let pagemap = self.pagemap.get_or_init(|| Pagemap::open().ok()).as_ref();
-            // A single device works on the caller's thread, whatever the pages.
-            Subject { range, residency: populate::sample(range, pagemap, devices.len() > 1) }
+            Subject { range, residency: populate::sample(range, pagemap) }
         };
         let subjects: Vec<Subject> = regions.iter().map(look).collect();
         cost.residency = looking.elapsed();
@@ -418,8 +417,9 @@ impl Registrar {
             let count = held.len() - before;
             costs.resize(held.len(), registrations.pinning() / (RELEASE_SHARE * count.max(1) as u32));
         }
+        let longest = costs.iter().copied().max().unwrap_or_default();
         let threads = plan::team(costs.into_iter(), settings);
-        pinning::unpin(held, registrations.len(), threads, devices, &self.workers)
+        pinning::unpin(held, registrations.len(), threads, longest, devices, &self.workers)
     }
 
     fn finish(&self, region: &Arc<Region>) {

@@ -18,6 +18,10 @@ pub struct Residency {
     pub samples: u32,
     /// Bit i: the page in stride i was absent.
     pub absent: u64,
+    /// Most of the absent ones are there to be read, and are replaced when they are written: zeros, or shared with a forked process. Each
+    /// replacement interrupts all CPUs on which threads of the process run, which is dearer than the page where several do it at once:
+    /// 4 times as long on two threads as on one.
+    pub is_replaced: bool,
     /// Most pages are large ones.
     pub is_huge: bool,
 }
@@ -28,19 +32,23 @@ const LOOKED_AT_CLOSELY: u64 = 1 << 30;
 /// Looks at a few pages of a range: fewer of short ones, and fewer where the first are all there. Some 1 µs for each; nothing is faulted
 /// in.
 ///
-/// `pagemap` is that of this process; without it, `mincore` must do. Whether pages are large is looked up if `asks_size`.
-pub fn sample(range: MemoryRange, pagemap: Option<&Pagemap>, asks_size: bool) -> Residency {
+/// `pagemap` is that of this process; without it, `mincore` must do.
+pub fn sample(range: MemoryRange, pagemap: Option<&Pagemap>) -> Residency {
     let samples = (range.length() / pages::page_size() / 32).clamp(1, u64::from(MOST_SAMPLES)) as u32;
     let stride = range.length() / u64::from(samples);
     let address = |number: u32| range.address() + u64::from(number) * stride + scatter(range.address() + u64::from(number), stride);
-    let mut shared = None;
+    let (mut shared, mut replaced) = (None, 0);
     let mut is_absent = |number| {
         let address = address(number);
-        !match pagemap.map(|pagemap| pagemap.page(address)) {
-            // The mapping is looked up once, for the first page that needs it.
-            Some(Ok(page)) => is_ready(page, || *shared.get_or_insert_with(|| pages::is_shared(address).unwrap_or(false))),
+        match pagemap.map(|pagemap| pagemap.page(address)) {
+            Some(Ok(page)) => {
+                // The mapping is looked up once, for the first page that needs it.
+                let ready = is_ready(page, || *shared.get_or_insert_with(|| pages::is_shared(address).unwrap_or(false)));
+                replaced += u32::from(page.present && !ready);
+                !ready
+            }
             // It takes the page of zeros, and pages of a file that others have, for present; better than nothing.
-            _ => pages::is_in_memory(address).unwrap_or(true),
+            _ => !pages::is_in_memory(address).unwrap_or(true),
         }
     };
     let mut residency = Residency { samples, ..Residency::default() };
@@ -51,7 +59,8 @@ pub fn sample(range: MemoryRange, pagemap: Option<&Pagemap>, asks_size: bool) ->
         let rest = (0..samples).filter(|number| !is_first(number));
         rest.for_each(|number| residency.absent |= u64::from(is_absent(number)) << number);
     }
-    if let Some(pagemap) = pagemap.filter(|_| asks_size && residency.absent == 0) {
+    residency.is_replaced = replaced > residency.absent.count_ones() / 2;
+    if let Some(pagemap) = pagemap.filter(|_| residency.absent == 0) {
         residency.is_huge = [samples / 3, samples * 2 / 3].into_iter().all(|number| pagemap.is_huge(address(number)));
     }
     residency
@@ -84,7 +93,7 @@ mod tests {
     use crate::sys::pages::tests::{Mapping, memory_file};
 
     fn look(range: MemoryRange) -> Residency {
-        sample(range, Some(&Pagemap::open().unwrap()), true)
+        sample(range, Some(&Pagemap::open().unwrap()))
     }
 
     const PAGES: usize = 64 * 32;
@@ -101,7 +110,7 @@ mod tests {
     fn untouched_memory_is_absent_and_written_memory_is_not() {
         let memory = Mapping::anonymous(length());
         let untouched = look(memory.range());
-        assert_eq!((untouched.samples, untouched.absent), (64, u64::MAX));
+        assert_eq!((untouched.samples, untouched.absent, untouched.is_replaced), (64, u64::MAX, false));
         write(&memory, 1);
         assert_eq!(look(memory.range()).absent, 0);
         assert_eq!(look(memory.range().part(5, 4096).unwrap()).samples, 1);
@@ -110,18 +119,19 @@ mod tests {
     #[test]
     fn without_a_page_map_present_and_absent_are_told_apart_still() {
         let memory = Mapping::anonymous(length());
-        assert_eq!(sample(memory.range(), None, true).absent, u64::MAX);
+        assert_eq!(sample(memory.range(), None).absent, u64::MAX);
         write(&memory, 1);
-        assert_eq!(sample(memory.range(), None, true).absent, 0);
+        assert_eq!(sample(memory.range(), None).absent, 0);
     }
 
     #[test]
     fn zeros_that_were_only_read_count_as_absent() {
         let memory = Mapping::anonymous(length());
         (0..PAGES).for_each(|page| assert_eq!(memory.read(page * pages::page_size() as usize), 0));
-        assert_eq!(look(memory.range()).absent, u64::MAX);
+        let zeros = look(memory.range());
+        assert_eq!((zeros.absent, zeros.is_replaced), (u64::MAX, true));
         populate(memory.range());
-        assert_eq!(look(memory.range()).absent, 0);
+        assert_eq!((look(memory.range()).absent, look(memory.range()).is_replaced), (0, false));
     }
 
     #[test]

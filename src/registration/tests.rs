@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::*;
 use crate::registry::{Access, MemoryKey};
-use crate::transport::{Segment, Slice};
+use crate::transport::{Segment, Slices};
 
 /// Fails on demand, and keeps count.
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Transport for Moody {
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.this.upgrade().into_iter().map(|this| this as Arc<dyn Device>).collect()
     }
-    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
+    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Slices) {}
     fn cancel(&self) {}
     fn evict(&self, range: MemoryRange) {
         self.evicted.lock().push(range);
@@ -331,7 +331,7 @@ impl Transport for Rig {
     fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.0.iter().map(|device| device.clone() as Arc<dyn Device>).collect()
     }
-    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Vec<Slice>) {}
+    fn submit(&self, _segment: &Arc<dyn Segment>, _slices: Slices) {}
     fn cancel(&self) {}
     fn evict(&self, _range: MemoryRange) {}
     fn forget(&self, _segment: u64) {}
@@ -569,6 +569,23 @@ fn the_parts_of_the_cost_add_up() {
     assert!(cost.residency > Duration::ZERO && cost.pinning.iter().all(|spent| *spent > Duration::ZERO));
     assert_eq!(fleet.counters.registration_pinning_ns.get(), cost.pinning_elapsed.as_nanos() as u64);
     assert_eq!(fleet.counters.registration_residency_ns.get(), cost.residency.as_nanos() as u64);
+}
+
+#[test]
+fn what_providing_pages_took_is_no_measure_of_giving_them_back() {
+    let fleet = Fleet::new(2, u64::MAX, 2);
+    let memory = pages::tests::Mapping::anonymous(MIB as usize);
+    let look_at = |step| (0..MIB as usize).step_by(step).map(|offset| u32::from(memory.read(offset))).sum::<u32>();
+    let pinning = || {
+        fleet.register(&[memory.range()], Parallelism::Auto).unwrap();
+        let taken = fleet.registry.live()[0].registrations().unwrap().pinning();
+        fleet.registrar.unregister(memory.range().address(), &fleet.transports).unwrap();
+        taken
+    };
+    assert_eq!(look_at(4096), 0);
+    assert_eq!(pinning(), Duration::ZERO);
+    (0..MIB as usize).step_by(4096).for_each(|offset| memory.write(offset, 1));
+    assert!(pinning() > Duration::ZERO);
 }
 
 #[test]

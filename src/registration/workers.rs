@@ -2,7 +2,8 @@
 //!
 //! Whoever has work takes part in it: [`Workers::run`] hands out jobs by number, to its own thread and to as many helpers as are free,
 //! and returns when all jobs have ended. So work ends even if no thread can be started, several callers share the helpers, and their
-//! number stays within the limit that `MC_MAX_CONCURRENT_REG_MR` sets. A job that calls `run` again does its work alone.
+//! number stays within the limit that `MC_MAX_CONCURRENT_REG_MR` sets. A job that calls `run` again does its work alone. Helpers work under
+//! the caller's memory policy: pages that they are the first to touch come from the nodes that the caller's would come from.
 //!
 //! Threads start when there is work for them, end after [`IDLE`] without any, and are joined when the last engine is gone, so that the
 //! library may be unloaded. A child of `fork` makes new ones for its engines. One mutex guards the queue; no job runs under it.
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::sys::policy::MemoryPolicy;
 use crate::sys::{fork, thread};
 
 /// How long a thread waits for more work.
@@ -56,6 +58,8 @@ struct State {
 /// The jobs of one call.
 struct Batch {
     work: Arc<Work>,
+    /// The caller's.
+    policy: Option<MemoryPolicy>,
     count: usize,
     next: AtomicUsize,
     unfinished: AtomicUsize,
@@ -135,8 +139,10 @@ impl Workers {
     /// Does the jobs `0..count` on at most `width` threads, the caller's among them. Returns when all have ended.
     pub fn run(&self, count: usize, width: usize, work: Arc<Work>) -> Team {
         let width = width.min(count);
+        let may_have_help = width > 1 && !IN_JOB.get();
         let batch = Arc::new(Batch {
             work,
+            policy: if may_have_help { MemoryPolicy::of_this_thread() } else { None },
             count,
             next: AtomicUsize::new(0),
             unfinished: AtomicUsize::new(count),
@@ -146,7 +152,6 @@ impl Workers {
             lock: Mutex::new(()),
             end: Condvar::new(),
         });
-        let may_have_help = width > 1 && !IN_JOB.get();
         if may_have_help {
             self.call_helpers(&batch, width - 1);
         }
@@ -229,6 +234,9 @@ impl Shared {
                 batch.helpers.fetch_add(1, Ordering::Relaxed);
                 state.idle -= 1;
                 drop(state);
+                if let Some(policy) = &batch.policy {
+                    policy.adopt();
+                }
                 batch.work();
                 drop(batch);
                 state = self.state.lock();
@@ -351,6 +359,29 @@ mod tests {
         let masks = masks.lock();
         let (_, helper) = masks.iter().find(|(is_helper, _)| *is_helper).unwrap();
         assert!([libc::SIGINT, libc::SIGTERM, libc::SIGUSR1].iter().all(|signal| helper >> (signal - 1) & 1 == 1), "{helper:#x}");
+    }
+
+    #[test]
+    fn helpers_take_memory_where_their_caller_would() {
+        let workers = Workers::new();
+        // The first time, helpers inherit it when they start; afterwards they have to be told.
+        for mode in [libc::MPOL_INTERLEAVE, libc::MPOL_BIND] {
+            let Some(former) = MemoryPolicy::of_this_thread() else {
+                return eprintln!("skipped: memory policies are forbidden here");
+            };
+            let policy = MemoryPolicy::on_first_node(mode);
+            assert!(policy.adopt());
+            let barrier = Arc::new(Barrier::new(2));
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let list = seen.clone();
+            let work = move |_| {
+                barrier.wait();
+                list.lock().push(MemoryPolicy::of_this_thread().unwrap());
+            };
+            workers.run(2, 2, Arc::new(work));
+            assert_eq!(*seen.lock(), vec![policy.clone(), policy]);
+            former.adopt();
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - `region`: a region's states
 //! - [`in_flight`]: the count behind guard and drain
 //! - [`registrations`]: what devices know a region by
+//! - `shared`: guards of a submission
 //! - `published`: live regions in registration order, with their encoded text
 //!
 //! Locks: one mutex for all who change something; it is held for the bookkeeping only, and while [`Registry::published`] encodes.
@@ -20,6 +21,7 @@ mod index;
 mod published;
 mod region;
 pub mod registrations;
+mod shared;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -39,6 +41,7 @@ use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
 pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
+pub use shared::SharedGuards;
 
 /// What a registration asks for, beside its range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,31 +141,26 @@ impl<'a> View<'a> {
         Ok(Guards(GuardList::Many(guards.into())))
     }
 
-    /// Guards on the live regions that have a byte in common with `range`, in descending order; all or none. Bytes of `range` that no
-    /// region holds, or that only a quarantined or not yet committed one does, are nobody's concern here.
-    pub fn acquire_overlapping(&self, range: MemoryRange) -> std::result::Result<Guards, Refusal> {
-        let mut guards = Vec::new();
+    /// Adds a user to the guards, who is in the live regions that have a byte in common with `range`. Bytes of `range` that no region holds,
+    /// or that only a quarantined or not yet committed one does, are nobody's concern here. A refusal leaves the guards fit to be dropped.
+    pub fn share(&self, range: MemoryRange, guards: &mut SharedGuards) -> std::result::Result<(), Refusal> {
+        if guards.use_recent(range) {
+            return Ok(());
+        }
         let mut next = range.length().checked_sub(1).map(|last| range.address() + last);
         while let Some(address) = next {
-            let Some(entry) = self.present_hint(address).or_else(|| self.pinned.predecessor(address)) else {
-                break;
-            };
-            if !entry.range().intersects(&range) {
-                break;
-            }
-            if entry.in_flight.try_acquire() {
-                self.hint.set(Some(entry));
-                let guard = RegionGuard { region: entry.to_arc() };
-                if guards.is_empty() && entry.range().address() <= range.address() {
-                    return Ok(Guards(GuardList::One(guard)));
+            let Some(entry) = self.pinned.predecessor(address).filter(|entry| entry.intersects(&range)) else { break };
+            if !guards.use_known(&entry) {
+                if entry.in_flight.try_acquire() {
+                    guards.use_new(entry.to_arc());
+                } else if matches!(entry.state(), State::Draining | State::DrainGivenUp) {
+                    return Err(Refusal::Draining);
                 }
-                guards.push(guard);
-            } else if matches!(entry.state(), State::Draining | State::DrainGivenUp) {
-                return Err(Refusal::Draining);
             }
             next = entry.range().address().checked_sub(1).filter(|before| *before >= range.address());
         }
-        Ok(Guards(GuardList::Many(guards.into())))
+        guards.end_user();
+        Ok(())
     }
 
     fn acquire_region(&self, address: u64, access: Access) -> std::result::Result<RegionGuard, Refusal> {
@@ -199,14 +197,6 @@ impl Deref for Guards {
 }
 
 impl Guards {
-    /// Takes the guards apart.
-    pub fn into_each(self, mut take: impl FnMut(RegionGuard)) {
-        match self.0 {
-            GuardList::One(guard) => take(guard),
-            GuardList::Many(guards) => guards.into_iter().for_each(take),
-        }
-    }
-
     /// The promised memory `[address, address + length)` that these guards cover. None when a byte of it is outside of them. The
     /// caller keeps the guards for as long as it uses the range.
     pub fn range(&self, address: u64, length: u64) -> Option<MemoryRange> {

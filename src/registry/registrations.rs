@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::sys::MemoryRange;
 
-/// Keys of one chunk on one device. `handle` is the device's own name for it, such as the address of an `ibv_mr`.
+/// Keys of one chunk on one device. `handle` is the device's own name for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryKey {
     /// For work requests of this process.

@@ -690,14 +690,61 @@ fn the_hint_of_a_view_sees_removals_and_new_registrations() {
 }
 
 #[test]
-fn memory_that_took_the_place_of_the_hint_is_guarded() {
+fn shared_guards_are_taken_once_and_held_until_the_last_user_is_released() {
+    let registry = Registry::new();
+    let regions: Vec<_> = (1..=20).map(|at| register(&registry, at * 0x1000, 0x1000)).collect();
+    let mut guards = SharedGuards::with_capacity(3 * 20 + 2);
+    registry.read(|view| {
+        // In order, again in order, and here and there; then across a border, and where nothing is.
+        let order = (0..20).chain(0..20).chain((0..20).map(|at| at * 7 % 20));
+        order.for_each(|at| view.share(fake_range((at + 1) * 0x1000, 0x100), &mut guards).unwrap());
+        view.share(fake_range(0x1f00, 0x200), &mut guards).unwrap();
+        view.share(fake_range(0x100, 0x100), &mut guards).unwrap();
+    });
+    assert_eq!(guards.len(), 20);
+    assert!(regions.iter().all(|region| region.in_flight() == 1));
+    assert_eq!(guards.region(40 + 3, 0x2010).map(Region::sequence), Some(1), "21 % 20");
+    assert!(guards.region(40 + 3, 0x1010).is_none(), "not that user's");
+    assert_eq!([0x1fff, 0x2000].map(|address| guards.region(60, address).map(Region::sequence)), [Some(0), Some(1)]);
+    assert!(guards.region(61, 0x100).is_none());
+    (0..60).for_each(|user| guards.release(user));
+    let held: Vec<_> = regions.iter().filter(|region| region.in_flight() == 1).map(|region| region.sequence()).collect();
+    assert_eq!(held, [0, 1]);
+    guards.release(60);
+    assert!(regions.iter().all(|region| region.in_flight() == 0));
+}
+
+#[test]
+fn shared_guards_that_are_dropped_give_back_what_has_users() {
+    let registry = Registry::new();
+    let (first, second) = (register(&registry, 0x1000, 0x100), register(&registry, 0x2000, 0x100));
+    let mut guards = SharedGuards::default();
+    registry.read(|view| {
+        view.share(fake_range(0x1000, 0x100), &mut guards).unwrap();
+        view.share(fake_range(0x2000, 0x100), &mut guards).unwrap();
+        start_drain(&registry, 0x2000);
+        view.share(fake_range(0x2000, 0x10), &mut guards).expect("guarded already");
+        let mut others = SharedGuards::default();
+        assert_eq!(view.share(fake_range(0x2000, 0x10), &mut others), Err(Refusal::Draining));
+    });
+    guards.release(0);
+    assert_eq!((first.in_flight(), second.in_flight()), (0, 1));
+    drop(guards);
+    assert_eq!((first.in_flight(), second.in_flight()), (0, 0));
+}
+
+#[test]
+fn memory_that_took_the_place_of_other_memory_is_guarded() {
     let registry = Registry::new();
     register(&registry, 0x1000, 0x100);
     registry.read(|view| {
-        assert_eq!(view.acquire_overlapping(fake_range(0x1000, 0x100)).unwrap_or_else(|_| panic!()).len(), 1);
+        let mut guards = SharedGuards::default();
+        view.share(fake_range(0x1000, 0x100), &mut guards).unwrap();
+        drop(guards);
         unregister(&registry, 0x1000);
         let region = register(&registry, 0x1000, 0x80);
-        let guards = view.acquire_overlapping(fake_range(0x1000, 0x100)).unwrap_or_else(|_| panic!());
+        let mut guards = SharedGuards::default();
+        view.share(fake_range(0x1000, 0x100), &mut guards).unwrap();
         assert_eq!((guards.len(), region.in_flight()), (1, 1));
     });
 }

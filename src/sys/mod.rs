@@ -13,6 +13,7 @@ pub mod interfaces;
 pub mod limits;
 pub mod memory;
 pub mod pages;
+pub mod policy;
 pub mod process;
 pub mod signals;
 pub mod socket;

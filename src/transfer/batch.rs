@@ -1,6 +1,7 @@
 //! One batch: its tasks, their ends, and who waits for them. See the module above for the order of events.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::progress::Progress;
 use super::{BatchHost, BatchStatus, Request, State, TaskStatus};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
-use crate::registry::{Guards, RegionGuard};
+use crate::registry::{Region, SharedGuards};
 use crate::sys::event::EventFd;
 use crate::telemetry::Counters;
 use crate::transport::{Completion, Opcode};
@@ -31,60 +32,6 @@ fn since_first_wait(now: Instant) -> Duration {
     now.saturating_duration_since(*FIRST_WAIT.get_or_init(|| now))
 }
 
-/// How many of the last held regions are looked through for one that a further task uses, too.
-const RECENT_REGIONS: usize = 8;
-
-/// The local regions that a submission's tasks move bytes of, each guarded until the last of those tasks has ended.
-#[derive(Default)]
-pub(super) struct HeldRegions {
-    regions: Vec<HeldRegion>,
-    /// For each task, its part of `uses`.
-    tasks: Vec<(u32, u32)>,
-    /// Positions in `regions`.
-    uses: Vec<u32>,
-}
-
-struct HeldRegion {
-    guard: Mutex<Option<RegionGuard>>,
-    /// Tells regions apart; never dereferenced.
-    address: usize,
-    tasks: AtomicU32,
-}
-
-impl HeldRegions {
-    /// Adds the next task with the guards on its memory.
-    pub fn push(&mut self, guards: Option<Guards>) {
-        let start = self.uses.len() as u32;
-        if let Some(guards) = guards {
-            guards.into_each(|guard| {
-                let address = Arc::as_ptr(guard.region()) as usize;
-                let known = self.regions.iter().rev().take(RECENT_REGIONS).position(|held| held.address == address);
-                let position = match known {
-                    Some(back) => self.regions.len() - 1 - back,
-                    None => {
-                        self.regions.push(HeldRegion { guard: Mutex::new(Some(guard)), address, tasks: AtomicU32::new(0) });
-                        self.regions.len() - 1
-                    }
-                };
-                *self.regions[position].tasks.get_mut() += 1;
-                self.uses.push(position as u32);
-            });
-        }
-        self.tasks.push((start, self.uses.len() as u32));
-    }
-
-    /// A task has ended: regions that no other task uses are given back.
-    fn release(&self, task: usize) {
-        let (start, end) = self.tasks[task];
-        for &position in &self.uses[start as usize..end as usize] {
-            let held = &self.regions[position as usize];
-            if held.tasks.fetch_sub(1, Ordering::AcqRel) == 1 {
-                drop(held.guard.lock().take());
-            }
-        }
-    }
-}
-
 /// How often the processor is offered to others before a caller sleeps until a task is counted.
 const YIELDS: u32 = 16;
 
@@ -97,7 +44,6 @@ struct Task {
     state: AtomicU8,
     opcode: Opcode,
     length: u64,
-    error: OnceLock<Error>,
 }
 
 impl Task {
@@ -117,13 +63,6 @@ impl Task {
             }
             looks += 1;
         }
-    }
-
-    fn status(&self) -> TaskStatus {
-        let state = self.state();
-        let transferred_bytes = if state == State::Completed { self.length } else { 0 };
-        let error = if state.is_terminal() { self.error.get().cloned() } else { None };
-        TaskStatus { state, transferred_bytes, error }
     }
 }
 
@@ -165,30 +104,48 @@ pub(super) struct Submission {
     shared: Arc<Shared>,
     first: usize,
     tasks: Box<[Task]>,
-    held: HeldRegions,
+    /// Why tasks have not completed; set before their state.
+    errors: Mutex<HashMap<u32, Error>>,
+    /// The regions that the tasks' local memory is in; each task is a user.
+    guards: SharedGuards,
 }
 
 impl Completion for Submission {
     fn finish(&self, index: u32, outcome: Result<()>) {
-        self.held.release(index as usize);
-        let shared = &self.shared;
-        if outcome.is_err() {
-            shared.failed.fetch_add(1, Ordering::Relaxed);
+        match outcome {
+            Ok(()) => self.complete(&[index]),
+            Err(error) => {
+                self.guards.release(index as usize);
+                self.shared.failed.fetch_add(1, Ordering::Relaxed);
+                drop(self.shared.progress.end_running(1));
+                self.publish_failed(index, error);
+            }
         }
+    }
+
+    fn complete(&self, indices: &[u32]) {
+        let Some((last, others)) = indices.split_last() else { return };
+        indices.iter().for_each(|index| self.guards.release(*index as usize));
+        let shared = &self.shared;
         // The thread that ends the batch's last running task sees all failures, which precede the ends of their tasks.
-        let messages = shared.progress.end_running();
+        let messages = shared.progress.end_running(indices.len());
         if !messages.is_empty()
             && shared.failed.load(Ordering::Relaxed) == 0
             && let Some(host) = shared.host.upgrade()
             && let Some(submission) = self.this.upgrade()
         {
-            return host.send_notifications(messages, Box::new(Publication { submission, index }));
+            self.publish_completed(others);
+            return host.send_notifications(messages, Box::new(Publication { submission, index: *last }));
         }
-        self.publish(index, outcome);
+        self.publish_completed(indices);
     }
 
     fn is_cancelled(&self) -> bool {
         self.shared.cancelled.load(Ordering::SeqCst)
+    }
+
+    fn region(&self, index: u32, address: u64) -> Option<&Region> {
+        self.guards.region(index as usize, address)
     }
 }
 
@@ -200,44 +157,64 @@ struct Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        self.submission.publish(self.index, Ok(()));
+        self.submission.publish_completed(&[self.index]);
     }
 }
 
 impl Submission {
-    fn publish(&self, index: u32, outcome: Result<()>) {
-        let (task, shared) = (&self.tasks[index as usize], &self.shared);
-        let counters = &shared.counters;
-        let state = match &outcome {
-            Ok(()) => {
-                counters.tasks_completed.add(1);
-                match task.opcode {
-                    Opcode::Read => counters.bytes_read.add(task.length),
-                    Opcode::Write => counters.bytes_written.add(task.length),
-                }
-                shared.bytes.fetch_add(task.length, Ordering::Relaxed);
-                State::Completed
-            }
-            Err(error) => {
-                let state = State::of_error(error);
-                match state {
-                    State::Timeout => counters.tasks_timed_out.add(1),
-                    State::Canceled => counters.tasks_cancelled.add(1),
-                    _ => counters.tasks_failed.add(1),
-                }
-                shared.worst.fetch_max(rank(state), Ordering::Relaxed);
-                state
-            }
-        };
-        if let Err(error) = outcome {
-            task.error.get_or_init(|| error);
+    fn publish_completed(&self, indices: &[u32]) {
+        if indices.is_empty() {
+            return;
         }
-        task.state.store(state as u8 | UNCOUNTED, Ordering::Release);
-        let is_announced = shared.progress.end_task();
-        task.state.store(state as u8, Ordering::Release);
-        if is_announced && let Some((event, _)) = shared.event.get() {
+        let (shared, counters) = (&self.shared, &self.shared.counters);
+        let (mut read, mut written) = (0, 0);
+        for index in indices {
+            let task = &self.tasks[*index as usize];
+            match task.opcode {
+                Opcode::Read => read += task.length,
+                Opcode::Write => written += task.length,
+            }
+        }
+        counters.tasks_completed.add(indices.len() as u64);
+        counters.bytes_read.add(read);
+        counters.bytes_written.add(written);
+        shared.bytes.fetch_add(read + written, Ordering::Relaxed);
+        self.publish(indices, State::Completed);
+    }
+
+    fn publish_failed(&self, index: u32, error: Error) {
+        let (shared, counters) = (&self.shared, &self.shared.counters);
+        let state = State::of_error(&error);
+        match state {
+            State::Timeout => counters.tasks_timed_out.add(1),
+            State::Canceled => counters.tasks_cancelled.add(1),
+            _ => counters.tasks_failed.add(1),
+        }
+        shared.worst.fetch_max(rank(state), Ordering::Relaxed);
+        self.errors.lock().entry(index).or_insert(error);
+        self.publish(&[index], state);
+    }
+
+    /// At least one task.
+    fn publish(&self, indices: &[u32], state: State) {
+        let store = |number| indices.iter().for_each(|index| self.tasks[*index as usize].state.store(number, Ordering::Release));
+        store(state as u8 | UNCOUNTED);
+        let is_announced = self.shared.progress.end_tasks(indices.len());
+        store(state as u8);
+        if is_announced && let Some((event, _)) = self.shared.event.get() {
             event.signal();
         }
+    }
+
+    fn status_of(&self, index: usize) -> TaskStatus {
+        let task = &self.tasks[index];
+        let state = task.state();
+        let (transferred_bytes, error) = match state {
+            State::Completed => (task.length, None),
+            state if state.is_terminal() => (0, self.errors.lock().get(&(index as u32)).cloned()),
+            _ => (0, None),
+        };
+        TaskStatus { state, transferred_bytes, error }
     }
 }
 
@@ -300,14 +277,13 @@ impl Batch {
     pub(super) fn begin(
         &self,
         requests: &[Request],
-        held: HeldRegions,
+        guards: SharedGuards,
         message: Option<(u64, Notification)>,
     ) -> Result<Arc<Submission>> {
         let task = |request: &Request| Task {
             state: AtomicU8::new(State::Waiting as u8),
             opcode: request.opcode,
             length: request.local.length(),
-            error: OnceLock::new(),
         };
         let tasks: Box<[Task]> = requests.iter().map(task).collect();
         let mut submissions = self.submissions.write();
@@ -328,7 +304,9 @@ impl Batch {
         self.shared.counters.tasks_submitted.add(requests.len() as u64);
         self.shared.progress.add(requests.len(), message);
         let shared = self.shared.clone();
-        let submission = Arc::new_cyclic(|this| Submission { this: this.clone(), shared, first, tasks, held });
+        let make =
+            |this: &Weak<Submission>| Submission { this: this.clone(), shared, first, tasks, errors: Mutex::default(), guards };
+        let submission = Arc::new_cyclic(make);
         if !requests.is_empty() {
             submissions.push(submission.clone());
         }
@@ -343,12 +321,12 @@ impl Batch {
         let index = task - submission.first;
         let task = submission.tasks.get(index)?;
         if task.state().is_terminal() {
-            return Some(task.status());
+            return Some(submission.status_of(index));
         }
         let submission = submission.clone();
         drop(submissions);
         self.poll();
-        Some(submission.tasks[index].status())
+        Some(submission.status_of(index))
     }
 
     /// Lends the caller's thread to the transports.
@@ -458,7 +436,7 @@ pub(super) mod tests {
     use crate::registry::{RegionOptions, Registry, Reservation};
     use crate::sys::MemoryRange;
     use crate::transfer::{Route, submit};
-    use crate::transport::{Segment, Slice, Transport};
+    use crate::transport::{Segment, Slice, Slices, Transport};
 
     struct NoHost;
 
@@ -499,8 +477,8 @@ pub(super) mod tests {
         fn protocol(&self) -> &'static str {
             "recorder"
         }
-        fn submit(&self, _segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
-            self.slices.lock().extend(slices);
+        fn submit(&self, _segment: &Arc<dyn Segment>, slices: Slices) {
+            self.slices.lock().extend(slices.into_each());
         }
         fn cancel(&self) {}
         fn evict(&self, _range: MemoryRange) {}
@@ -627,6 +605,24 @@ pub(super) mod tests {
         bench.submit(&[1], None).unwrap();
         bench.end(0, Ok(()));
         assert_eq!(bench.recorder.messages.lock().len(), 1);
+    }
+
+    #[test]
+    fn tasks_that_end_together_end_as_those_that_end_alone() {
+        let bench = Bench::new(8);
+        bench.submit(&[1, 2, 4, 8], Some("hello")).unwrap();
+        let completion = bench.recorder.slices.lock()[0].completion.clone();
+        completion.complete(&[]);
+        completion.complete(&[2, 0]);
+        assert_eq!(bench.states(), [State::Completed, State::Waiting, State::Completed, State::Waiting]);
+        completion.complete(&[1, 3]);
+        assert_eq!(bench.recorder.messages.lock().len(), 1);
+        let expected = BatchStatus { state: State::Waiting, transferred_bytes: 7, tasks: 4, finished: 3, failed: 0 };
+        assert_eq!(bench.batch.status(), expected, "the last waits for its notification");
+        bench.recorder.unanswered.lock().clear();
+        assert_eq!((bench.batch.status().finished, bench.batch.status().transferred_bytes), (4, 15));
+        assert_eq!(bench.batch.shared.counters.tasks_completed.get(), 4);
+        assert_eq!(bench.batch.shared.counters.bytes_written.get(), 15);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Batches and tasks: what callers submit, and how they learn of its end.
 //!
 //! A batch is a handle with room for a fixed number of tasks. Each submission adds tasks to it and starts them; each task is one
-//! [`Slice`] for a transport. A task's state goes from [`State::Waiting`] to one terminal state, once, and only when the engine will
+//! [`Slice`](crate::transport::Slice) for a transport. A task's state goes from [`State::Waiting`] to one terminal state, once, and only when the engine will
 //! not touch the task's memory any more. All state is read without taking part in the transfer: nobody has to poll for it to advance.
 //!
 //! Order within the end of a task: guards on local regions are given back, then the state is set, then the batch's count of
@@ -13,8 +13,9 @@
 //!
 //! Who owns whom: a batch holds its submissions; these, and slices on their way, hold what they share with it, never the batch.
 //!
-//! Cost of a submission: one allocation for its tasks, one for its record, one index look-up per task. Cost of a status: a table
-//! look-up, a read lock, two loads.
+//! Cost of a submission: some allocations, as many whatever its length, and 56 bytes a task; one guard for each region, and a look-up in the
+//! index for each task whose region is not where [`SharedGuards`] expects it. Tasks that end together share read-modify-writes, but for one
+//! on each task's region. Cost of a status: a table look-up, a read lock, two loads.
 
 mod batch;
 mod progress;
@@ -27,9 +28,9 @@ pub use table::BatchTable;
 
 use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
-use crate::registry::{Refusal, Registry};
+use crate::registry::{Refusal, Registry, SharedGuards};
 use crate::sys::MemoryRange;
-use crate::transport::{Deadline, Opcode, Segment, Slice, Transport};
+use crate::transport::{Completion, Deadline, Opcode, Piece, Segment, Slices, Transport};
 use std::sync::Arc;
 
 /// One transfer that a caller asks for.
@@ -165,66 +166,52 @@ pub fn submit(
     options: SubmitOptions,
     default_stall: Duration,
 ) -> Result<()> {
-    let mut routes: Vec<(u64, Route, Vec<Slice>)> = Vec::new();
-    let mut route_of = Vec::with_capacity(requests.len());
+    let mut routes: Vec<(u64, Route, Vec<Piece>)> = Vec::new();
     for request in requests {
-        let known = routes.iter().rposition(|(segment, ..)| *segment == request.segment);
-        route_of.push(match known {
-            Some(position) => position,
-            None => {
-                routes.push((request.segment, route(request.segment)?, Vec::new()));
-                routes.len() - 1
-            }
-        });
-    }
-    let mut held = batch::HeldRegions::default();
-    registry.read(|view| {
-        for request in requests {
-            let (address, length) = (request.local.address(), request.local.length());
-            let guards = match length {
-                0 => None,
-                _ => Some(view.acquire_overlapping(request.local).map_err(|refusal| {
-                    let why = match refusal {
-                        Refusal::Draining => "is being unregistered",
-                        Refusal::NotRegistered | Refusal::NotAccessible => "is not registered",
-                    };
-                    Error::new(Code::AddressNotRegistered, format!("local memory [{address:#x}, +{length}) {why}"))
-                })?),
-            };
-            held.push(guards);
+        if !routes.iter().rev().any(|(segment, ..)| *segment == request.segment) {
+            // Most submissions go to one segment.
+            let room = if routes.is_empty() { requests.len() } else { 0 };
+            routes.push((request.segment, route(request.segment)?, Vec::with_capacity(room)));
         }
-        Ok(())
+    }
+    let mut guards = SharedGuards::with_capacity(requests.len());
+    registry.read(|view| {
+        requests.iter().try_for_each(|request| {
+            view.share(request.local, &mut guards).map_err(|refusal| {
+                let (address, length) = (request.local.address(), request.local.length());
+                let why = match refusal {
+                    Refusal::Draining => "is being unregistered",
+                    Refusal::NotRegistered | Refusal::NotAccessible => "is not registered",
+                };
+                Error::new(Code::AddressNotRegistered, format!("local memory [{address:#x}, +{length}) {why}"))
+            })
+        })
     })?;
     let first_segment = requests.first().map_or(0, |request| request.segment);
-    let submission = batch.begin(requests, held, notification.map(|notification| (first_segment, notification)))?;
-    let deadline = Deadline { absolute: options.deadline, stall: options.stall.unwrap_or(default_stall) };
-    for (index, (request, &route)) in requests.iter().zip(&route_of).enumerate() {
-        let slice = Slice {
-            opcode: request.opcode,
-            local: request.local,
-            remote_address: request.remote_address,
-            deadline,
-            completion: submission.clone(),
-            index: index as u32,
-        };
-        let length = request.local.length();
+    let submission = batch.begin(requests, guards, notification.map(|notification| (first_segment, notification)))?;
+    let mut at = 0;
+    for (index, request) in requests.iter().enumerate() {
+        let Request { opcode, local, segment, remote_address } = *request;
+        let (index, length) = (index as u32, local.length());
         if length == 0 {
-            slice.finish(Ok(()));
+            submission.complete(&[index]);
         } else if isize::try_from(length).is_err() {
-            let text = format!("local memory [{:#x}, +{length}) is longer than any memory", request.local.address());
-            slice.finish(Err(Error::new(Code::Fault, text)));
-        } else if request.remote_address.checked_add(length - 1).is_none() {
-            let error = Error::new(
-                Code::AddressNotRegistered,
-                format!("remote range [{:#x}, +{length}) runs past the end of the address space", request.remote_address),
-            );
-            slice.finish(Err(error));
+            let text = format!("local memory [{:#x}, +{length}) is longer than any memory", local.address());
+            submission.finish(index, Err(Error::new(Code::Fault, text)));
+        } else if remote_address.checked_add(length - 1).is_none() {
+            let text = format!("remote range [{remote_address:#x}, +{length}) runs past the end of the address space");
+            submission.finish(index, Err(Error::new(Code::AddressNotRegistered, text)));
         } else {
-            routes[route].2.push(slice);
+            if routes[at].0 != segment {
+                at = routes.iter().position(|(other, ..)| *other == segment).unwrap_or(at);
+            }
+            routes[at].2.push(Piece { local, remote_address, index, opcode });
         }
     }
-    for (_, route, slices) in routes {
-        if !slices.is_empty() {
+    let deadline = Deadline { absolute: options.deadline, stall: options.stall.unwrap_or(default_stall) };
+    for (_, route, pieces) in routes {
+        if !pieces.is_empty() {
+            let slices = Slices { pieces, deadline, completion: submission.clone() };
             route.transport.submit(&route.segment, slices);
         }
     }

@@ -17,8 +17,10 @@
 //! first: the waiter's, and the task sees it, or the task's, and the waiter's look at *unfinished* happens after it. The waiter holds
 //! the lock from its look to its sleep, and the last task passes through the lock before it wakes.
 //!
-//! Cost of the end of a task: two read-modify-writes, three for the last; nobody locks unless it is the last and somebody waits or a
-//! message is due.
+//! Tasks that end together are taken off the counts together; what is said of one of them is true of all.
+//!
+//! Cost of the end of one or more tasks: two read-modify-writes, three for the last; nobody locks unless it is the last and somebody waits
+//! or a message is due.
 
 use std::time::Instant;
 
@@ -84,10 +86,10 @@ impl<M> Progress<M> {
         }
     }
 
-    /// The memory of a task is not touched any more. Returns the messages that are due: to be delivered before
-    /// [`Progress::end_task`].
-    pub fn end_running(&self) -> Vec<M> {
-        if self.running.fetch_sub(1, Ordering::AcqRel) == 1 && self.has_messages.load(Ordering::Acquire) {
+    /// The memory of so many tasks is not touched any more; at least one. Returns the messages that are due: to be delivered before
+    /// [`Progress::end_tasks`] for the last of them.
+    pub fn end_running(&self, count: usize) -> Vec<M> {
+        if self.running.fetch_sub(count, Ordering::AcqRel) == count && self.has_messages.load(Ordering::Acquire) {
             let mut messages = lock(&self.messages);
             if self.running.load(Ordering::Acquire) == 0 {
                 self.has_messages.store(false, Ordering::Relaxed);
@@ -97,9 +99,9 @@ impl<M> Progress<M> {
         Vec::new()
     }
 
-    /// A task is over for everybody. True if it was the last and somebody has been announced.
-    pub fn end_task(&self) -> bool {
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) > 1 {
+    /// So many tasks are over for everybody; at least one. True if the last was among them and somebody has been announced.
+    pub fn end_tasks(&self, count: usize) -> bool {
+        if self.unfinished.fetch_sub(count, Ordering::AcqRel) > count {
             return false;
         }
         let waiting = self.waiting.fetch_add(0, Ordering::AcqRel);
@@ -165,14 +167,14 @@ mod tests {
             progress.add(1, None);
             let taken: usize = std::thread::scope(|scope| {
                 let first = scope.spawn(|| {
-                    let messages = progress.end_running();
+                    let messages = progress.end_running(1);
                     assert!(messages.is_empty() || second_has_ended.load(Ordering::SeqCst), "sent too early");
                     messages.len()
                 });
                 progress.add(1, Some("message"));
                 std::thread::yield_now();
                 second_has_ended.store(true, Ordering::SeqCst);
-                progress.end_running().len() + first.join().unwrap()
+                progress.end_running(1).len() + first.join().unwrap()
             });
             assert_eq!(taken, 1);
         }
@@ -202,8 +204,8 @@ mod loom_tests {
                     // SAFETY: loom checks that nobody else looks at the same time.
                     #[allow(unsafe_code)]
                     bytes[task].with_mut(|byte| unsafe { *byte = 1 });
-                    assert!(progress.end_running().is_empty());
-                    progress.end_task();
+                    assert!(progress.end_running(1).is_empty());
+                    progress.end_tasks(1);
                 });
             }
             assert!(progress.park(None));
@@ -216,6 +218,39 @@ mod loom_tests {
     }
 
     #[test]
+    fn progress_of_tasks_that_end_together_and_alone_wakes_a_waiter_after_all() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let progress = Arc::new(Progress::default());
+            let bytes = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
+            progress.add(3, Some(()));
+            let messages: Vec<_> = [2, 1]
+                .into_iter()
+                .enumerate()
+                .map(|(thread, tasks)| {
+                    let (progress, bytes) = (progress.clone(), bytes.clone());
+                    thread::spawn(move || {
+                        // SAFETY: loom checks that nobody else looks at the same time.
+                        #[allow(unsafe_code)]
+                        bytes[thread].with_mut(|byte| unsafe { *byte = 1 });
+                        let messages = progress.end_running(tasks);
+                        progress.end_tasks(tasks);
+                        messages.len()
+                    })
+                })
+                .collect();
+            assert!(progress.park(None));
+            for byte in bytes.iter() {
+                // SAFETY: as above.
+                #[allow(unsafe_code)]
+                byte.with(|byte| assert_eq!(unsafe { *byte }, 1));
+            }
+            assert_eq!(messages.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>(), 1);
+        });
+    }
+
+    #[test]
     fn progress_tells_whoever_is_announced_or_is_seen_finished() {
         loom::model(|| {
             let progress = Arc::new(Progress::<()>::default());
@@ -223,8 +258,8 @@ mod loom_tests {
             let task = {
                 let progress = progress.clone();
                 thread::spawn(move || {
-                    progress.end_running();
-                    progress.end_task()
+                    progress.end_running(1);
+                    progress.end_tasks(1)
                 })
             };
             progress.announce();
@@ -243,14 +278,14 @@ mod loom_tests {
             let first = {
                 let (progress, second_has_ended) = (progress.clone(), second_has_ended.clone());
                 thread::spawn(move || {
-                    let messages = progress.end_running();
+                    let messages = progress.end_running(1);
                     assert!(messages.is_empty() || second_has_ended.load(Ordering::Acquire));
                     messages.len()
                 })
             };
             progress.add(1, Some(()));
             second_has_ended.store(true, Ordering::Release);
-            let taken = progress.end_running().len();
+            let taken = progress.end_running(1).len();
             assert_eq!(taken + first.join().unwrap(), 1);
         });
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Opcode, Segment, Slice, Transport};
+use super::{Opcode, Segment, Slice, Slices, Transport};
 use crate::error::{Code, Error, Result};
 use crate::registry::{Access, Refusal, Registry};
 use crate::sys::{MemoryRange, memory};
@@ -57,8 +57,8 @@ impl Transport for LocalTransport {
         "local"
     }
 
-    fn submit(&self, _segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
-        for slice in slices {
+    fn submit(&self, _segment: &Arc<dyn Segment>, slices: Slices) {
+        for slice in slices.into_each() {
             let outcome = match slice.completion.is_cancelled() {
                 true => Err(Error::quiet(Code::Canceled, "cancelled by the caller")),
                 false => self.copy(&slice),

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
+use crate::registry::Region;
 use crate::sys::MemoryRange;
 use crate::topology::Link;
 pub use device::Device;
@@ -69,8 +70,20 @@ pub trait Completion: Send + Sync {
     /// The slice is over: its bytes are in place, or the error says why not. Called exactly once for each slice.
     fn finish(&self, index: u32, outcome: Result<()>);
 
+    /// These slices are over, and their bytes are in place: [`Completion::finish`] for all of them, at a lower cost for each.
+    fn complete(&self, indices: &[u32]) {
+        indices.iter().for_each(|index| self.finish(*index, Ok(())));
+    }
+
     /// Whether the caller has cancelled everything it submitted with this completion.
     fn is_cancelled(&self) -> bool;
+
+    /// The registered region that holds the byte at this address of the slice's local memory, if one does; guarded until the slice is
+    /// finished.
+    fn region(&self, index: u32, address: u64) -> Option<&Region> {
+        let _ = (index, address);
+        None
+    }
 }
 
 /// A piece of work for a transport: one contiguous local range against one contiguous range of a peer.
@@ -93,6 +106,40 @@ impl Slice {
     /// Tells the owner that the slice is over.
     pub fn finish(self, outcome: Result<()>) {
         self.completion.finish(self.index, outcome);
+    }
+}
+
+/// A [`Slice`] without what it shares with others.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// See [`Slice::local`].
+    pub local: MemoryRange,
+    /// See [`Slice::remote_address`].
+    pub remote_address: u64,
+    /// See [`Slice::index`].
+    pub index: u32,
+    /// Direction.
+    pub opcode: Opcode,
+}
+
+/// Slices that are submitted together to one segment.
+pub struct Slices {
+    /// Each of them.
+    pub pieces: Vec<Piece>,
+    /// When to give each of them up.
+    pub deadline: Deadline,
+    /// Who is told of all of them.
+    pub completion: Arc<dyn Completion>,
+}
+
+impl Slices {
+    /// Takes them apart.
+    pub fn into_each(self) -> impl Iterator<Item = Slice> {
+        let Slices { pieces, deadline, completion } = self;
+        pieces.into_iter().map(move |Piece { local, remote_address, index, opcode }| {
+            let completion = completion.clone();
+            Slice { opcode, local, remote_address, deadline, completion, index }
+        })
     }
 }
 
@@ -141,7 +188,7 @@ pub trait Transport: Send + Sync {
     }
 
     /// Starts the slices. Failures are reported per slice through its completion.
-    fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>);
+    fn submit(&self, segment: &Arc<dyn Segment>, slices: Slices);
 
     /// Ends what can be ended of cancelled completions. They are set cancelled before the call, and what is on its way between queues
     /// meanwhile is ended when it arrives. The local memory of what has ended is not touched any more; bytes of a write that are on

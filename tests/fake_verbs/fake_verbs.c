@@ -58,7 +58,8 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(status, IBV_WC_RETRY_EXC_ERR)                                                 \
 	X(hold, 0)        /* work is queued and does not run until this is 0 again */   \
 	X(flush, 1)       /* 0: a queue pair that fails keeps what is queued, until it is destroyed */ \
-	X(copy, 1)        /* 0: everything but the copy, to measure what callers cost */
+	X(copy, 1)        /* 0: everything but the copy, to measure what callers cost */ \
+	X(timed, 0)       /* whether the time that calls take is added up, for the same end */
 
 /* What a test may read, for each device. */
 #define COUNTERS(X)                                                          \
@@ -77,7 +78,9 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(posts)           /* calls, and work requests in them */            \
 	X(posted)                                                            \
 	X(bytes_read)      /* moved by queue pairs of this device */         \
-	X(bytes_written)
+	X(bytes_written)                                                     \
+	X(work_ns)         /* posting and polling; registering and back */   \
+	X(memory_ns)
 
 struct device {
 	struct ibv_device device;
@@ -174,6 +177,20 @@ static void sleep_microseconds(long microseconds)
 	struct timespec time = {microseconds / 1000000, microseconds % 1000000 * 1000};
 	if (microseconds > 0)
 		nanosleep(&time, NULL);
+}
+
+static long now(const struct device *device)
+{
+	struct timespec time = {0, 0};
+	if (device->timed)
+		clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static void spent(long *counter, const struct device *device, long since)
+{
+	if (device->timed)
+		__atomic_fetch_add(counter, now(device) - since, __ATOMIC_RELAXED);
 }
 
 /* Counts a countdown down; 1 when it is due. */
@@ -510,10 +527,11 @@ static uint32_t take_key(struct device *device)
 static struct ibv_mr *register_memory(struct ibv_pd *domain, void *address, size_t length, unsigned access)
 {
 	struct device *device = device_of(domain->context);
+	long since = now(device);
 	pthread_mutex_lock(&lock);
-	long now = ++device->registering, all = ++all_registering;
-	if (now > device->most_registering)
-		device->most_registering = now;
+	long registering = ++device->registering, all = ++all_registering;
+	if (registering > device->most_registering)
+		device->most_registering = registering;
 	if (all > most_all_registering)
 		most_all_registering = all;
 	int error = 0;
@@ -558,6 +576,7 @@ static struct ibv_mr *register_memory(struct ibv_pd *domain, void *address, size
 			device->relaxed_registrations++;
 	}
 	pthread_mutex_unlock(&lock);
+	spent(&device->memory_ns, device, since);
 	errno = error;
 	return region ? &region->mr : NULL;
 }
@@ -579,6 +598,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *domain, void *address, size_t len
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct device *device = device_of(mr->context);
+	long since = now(device);
 	pthread_mutex_lock(&lock);
 	if (due(&device->deregister_fail_at)) {
 		int error = device->deregister_errno;
@@ -595,6 +615,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	pthread_mutex_unlock(&lock);
 	sleep_microseconds(delay);
 	free(mr);
+	spent(&device->memory_ns, device, since);
 	return 0;
 }
 
@@ -725,6 +746,8 @@ static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
 		return -device_of(raw->context)->poll_errno;
 	if (__atomic_load_n(&queue->count, __ATOMIC_RELAXED) == 0)
 		return 0;
+	struct device *device = device_of(raw->context);
+	long since = now(device);
 	pthread_mutex_lock(&lock);
 	while (taken < most && queue->count > 0) {
 		completions[taken++] = queue->ring[queue->head];
@@ -734,6 +757,7 @@ static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
 		queue->count--;
 	}
 	pthread_mutex_unlock(&lock);
+	spent(&device->work_ns, device, since);
 	return taken;
 }
 
@@ -964,6 +988,7 @@ static int post(struct ibv_qp *raw, struct ibv_send_wr *work, struct ibv_send_wr
 {
 	struct pair *pair = (struct pair *)raw;
 	int result = 0;
+	long since = now(pair->device);
 	pthread_mutex_lock(&lock);
 	pair->device->posts++;
 	for (; work; work = work->next) {
@@ -994,6 +1019,7 @@ static int post(struct ibv_qp *raw, struct ibv_send_wr *work, struct ibv_send_wr
 	}
 	run(pair);
 	pthread_mutex_unlock(&lock);
+	spent(&pair->device->work_ns, pair->device, since);
 	return result;
 }
 

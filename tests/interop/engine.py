@@ -124,6 +124,34 @@ class Engine:
             worker.join()
         return faults
 
+    # timing
+
+    def register_each(self, first, count, stride, length):
+        """Registers regions one by one. Returns how many have failed."""
+        return sum(self.register((first + i) * stride, length) != 0 for i in range(count))
+
+    def time_registrations(self, first, count, stride, length):
+        """Registers regions one by one, and unregisters them. Returns the seconds of both."""
+        offsets = [(first + i) * stride for i in range(count)]
+        begin = time.monotonic()
+        failed = self.register_each(first, count, stride, length)
+        between = time.monotonic()
+        failed += sum(self.unregister(offset) != 0 for offset in offsets)
+        end = time.monotonic()
+        if failed:
+            raise RuntimeError(f"{failed} registrations and unregistrations have failed: {self._last_error()}")
+        return [between - begin, end - between]
+
+    def time_transfers(self, peer, opcode, items, seconds):
+        """Makes the same synchronous call again and again for so long, once at least. Returns how often, and the seconds it took."""
+        begin, count, now = time.monotonic(), 0, 0
+        while count == 0 or now < begin + seconds:
+            outcome = self._synchronous(peer, opcode, items)
+            if outcome:
+                raise RuntimeError(f"transfer {count}: {outcome} {self._last_error()}")
+            count, now = count + 1, time.monotonic()
+        return [count, now - begin]
+
     # notifications
 
     def take_when_notified(self, seconds, offset=0, length=0, seed=0):
@@ -213,6 +241,9 @@ class Wheel(Engine):
         call = self.engine.batch_transfer_sync_write if opcode == WRITE else self.engine.batch_transfer_sync_read
         locals_, remotes, lengths = zip(*items)
         return call(peer, [self.base + local for local in locals_], list(remotes), list(lengths))
+
+    def _synchronous(self, peer, opcode, items):
+        return self._batch(peer, opcode, items)
 
     def _last_error(self):
         return ""
@@ -331,6 +362,9 @@ class Library(Engine):
         result = self.lib.te_batch_transfer(c_void_p(self.engine), requests, c_size_t(ctypes.sizeof(NativeRequest)),
                                             c_size_t(len(items)), byref(options), None, c_size_t(0))
         return {"result": result, "seconds": time.monotonic() - start, "text": self._last_error() if result else ""}
+
+    def _synchronous(self, peer, opcode, items):
+        return self.native_batch(peer, opcode, items)["result"]
 
     def _segment(self, peer):
         """The segment of a peer: opened once, as callers do, and kept through restarts of the peer."""

@@ -12,6 +12,7 @@ NAMES = sorted(DEVICES)
 GAP = 4096
 ARENA = 32 * MIB
 REGISTERED = 24 * MIB
+PORT = "21321"  # nothing else runs in the lab
 
 
 @unittest.skipUnless(len(NAMES) >= 2, "needs the RDMA lab")
@@ -78,6 +79,27 @@ class Rdma(TestCase):
             # Soft-RoCE never gives up by itself; the engine does.
             outcome = ours.native_batch(peer=wheel.name, opcode=1, items=[[0, wheel.base, 4096]], timeout_ms=3000)
             self.assertFailed(outcome, 20, "a dead peer")
+
+    def test_a_peer_killed_amid_a_transfer_comes_back_under_its_name(self):
+        """The caller keeps its segment; at most the first transfer to the new process fails."""
+        ours = self.start(None, NAMES[:1])
+        for life in range(3):
+            # Each life has its memory at another address.
+            peer = self.engine(None, arena=ARENA + life * 8 * MIB, registered=REGISTERED, TE_TEST_HOST=DEVICES[NAMES[1]],
+                               TE_TEST_NICS=NAMES[1], MC_GID_INDEX="1", MC_MIN_RPC_PORT=PORT, MC_MAX_RPC_PORT=PORT)
+            self.assertEqual(peer.port, int(PORT))
+            name = peer.name
+            outcomes = []
+            for number in range(4):
+                ours.fill(offset=0, length=70001, seed=10 * life + number)
+                peer.paint(offset=64, length=70001)
+                outcomes.append(ours.native_batch(peer=name, opcode=1, items=[[0, peer.base + 64, 70001]], timeout_ms=20000))
+                if outcomes[-1].ok:
+                    self.assertIntact(peer, 64, 70001, 10 * life + number)
+            self.assertTrue(all(outcome.ok for outcome in outcomes[1 if life else 0:]), [str(outcome) for outcome in outcomes])
+            ours.begin("native_batch", peer=name, opcode=1, items=[[0, peer.base, REGISTERED]] * 16, timeout_ms=5000)
+            peer.kill()
+            self.assertFailed(ours.finish(), 20, "a transfer whose target was killed")
 
     def test_peers_of_the_same_kind(self):
         first, second = self.start(None, NAMES[:1]), self.start(None, NAMES[1:2])

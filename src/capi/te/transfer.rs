@@ -215,28 +215,26 @@ pub(super) unsafe fn read_requests(
     count: usize,
 ) -> Result<Vec<Request>> {
     // SAFETY: as for this function.
-    let requests = unsafe { growth::read_array(requests, request_size, count, "requests") }?;
-    requests
-        .enumerate()
-        .map(|(index, request)| {
-            let request = request?;
-            if request.reserved != 0 {
-                return Err(guard::invalid(format!("requests[{index}].reserved is {}, not 0", request.reserved)));
+    let array = unsafe { growth::read_array(requests, request_size, count, "requests") }?;
+    // Not by `collect`, which does not know how many there are until all are checked.
+    let mut requests = Vec::with_capacity(count);
+    for (index, request) in array.enumerate() {
+        let request = request?;
+        if request.reserved != 0 {
+            return Err(guard::invalid(format!("requests[{index}].reserved is {}, not 0", request.reserved)));
+        }
+        let opcode = match request.opcode {
+            opcode if opcode == te_opcode::TE_READ as u32 => Opcode::Read,
+            opcode if opcode == te_opcode::TE_WRITE as u32 => Opcode::Write,
+            other => {
+                return Err(guard::invalid(format!("requests[{index}].opcode is {other}; it must be TE_READ (0) or TE_WRITE (1)")));
             }
-            let opcode = match request.opcode {
-                opcode if opcode == te_opcode::TE_READ as u32 => Opcode::Read,
-                opcode if opcode == te_opcode::TE_WRITE as u32 => Opcode::Write,
-                other => {
-                    return Err(guard::invalid(format!(
-                        "requests[{index}].opcode is {other}; it must be TE_READ (0) or TE_WRITE (1)"
-                    )));
-                }
-            };
-            // SAFETY: as for this function.
-            let local = unsafe { memory::local_range(request.local, request.length, index) }?;
-            Ok(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr })
-        })
-        .collect()
+        };
+        // SAFETY: as for this function.
+        let local = unsafe { memory::local_range(request.local, request.length, index) }?;
+        requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr });
+    }
+    Ok(requests)
 }
 
 /// Reads and checks the caller's transfer options.

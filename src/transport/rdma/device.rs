@@ -4,7 +4,6 @@
 //! transport to ask for. [`Nic::register`] pins memory and may be called from several threads at once: the lock on the table of regions is
 //! held for an insertion only, never while the kernel pins. The table is what makes keys safe: only a key that it holds is given back.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -108,15 +107,15 @@ pub struct Nic {
     limits: DeviceLimits,
     domain: Arc<ProtectionDomain>,
     address: RwLock<PortAddress>,
-    /// By the handles of their keys: number of the opening, and number within it. No other region of the process ever has the same.
-    regions: Mutex<HashMap<usize, MemoryRegion>>,
+    regions: Mutex<Table>,
     opening: usize,
-    next_region: AtomicUsize,
     config: RdmaConfig,
 }
 
-/// Bits of a handle that number the regions of one opening.
-const REGION_BITS: u32 = 40;
+/// A handle: number of the opening, how often the place was used before, and the place in the table.
+const PLACE_BITS: u32 = 28;
+const USE_BITS: u32 = 16;
+const REGION_BITS: u32 = PLACE_BITS + USE_BITS;
 
 impl Nic {
     /// Opens the NIC of this name. DeviceNotFound where there is none; Context where it cannot carry traffic, and why. Errors are not logged:
@@ -147,7 +146,6 @@ impl Nic {
             address: RwLock::new(address),
             regions: Mutex::default(),
             opening: OPENINGS.fetch_add(1, Ordering::Relaxed),
-            next_region: AtomicUsize::new(0),
             config: config.clone(),
         })
     }
@@ -284,26 +282,83 @@ impl Device for Nic {
         let region = registered.map_err(|error| {
             registration_error(self, chunk, error.raw_os_error().unwrap_or(libc::EIO), Some(u64::from(self.limits.max_mr)))
         })?;
-        let handle = self.opening << REGION_BITS | self.next_region.fetch_add(1, Ordering::Relaxed);
-        let key = MemoryKey { lkey: region.local_key(), rkey: if remote_accessible { region.remote_key() } else { 0 }, handle };
-        self.regions.lock().insert(handle, region);
-        Ok(key)
+        let (lkey, rkey) = (region.local_key(), if remote_accessible { region.remote_key() } else { 0 });
+        let handle = self.opening << REGION_BITS | self.regions.lock().insert(region);
+        Ok(MemoryKey { lkey, rkey, handle })
     }
 
     fn knows(&self, key: &MemoryKey) -> bool {
-        self.regions.lock().contains_key(&key.handle)
+        self.has_made(key) && self.regions.lock().place(key.handle).is_some_and(|place| place.region.is_some())
     }
 
     fn deregister(&self, key: &MemoryKey) -> Result<()> {
-        let Some(region) = self.regions.lock().remove(&key.handle) else {
+        let taken = match self.has_made(key) {
+            true => self.regions.lock().place(key.handle).and_then(|place| place.region.take()),
+            false => None,
+        };
+        let Some(region) = taken else {
             let text = format!("{} has no memory region {:#x} with key {:#x}", self.name, key.handle, key.lkey);
             return Err(Error::new(Code::Internal, text));
         };
-        region.deregister().map_err(|(region, error)| {
-            self.regions.lock().insert(key.handle, region);
-            failure(&self.name, &format!("keeps the memory region with key {:#x} registered", key.lkey), error)
-        })
+        let outcome = region.deregister();
+        self.regions
+            .lock()
+            .settle(key.handle, outcome)
+            .map_err(|error| failure(&self.name, &format!("keeps the memory region with key {:#x} registered", key.lkey), error))
     }
+}
+
+/// A NIC's memory regions by the handles of their keys. What is registered takes the place that was freed last: whatever is registered, few
+/// places are touched. A place counts its uses, so that a key that was given back finds nothing.
+#[derive(Default)]
+struct Table {
+    places: Vec<Place>,
+    free: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Place {
+    uses: usize,
+    region: Option<MemoryRegion>,
+}
+
+impl Table {
+    /// The part of the region's handle that this table knows.
+    fn insert(&mut self, region: MemoryRegion) -> usize {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place::default());
+            self.places.len() - 1
+        });
+        let place = &mut self.places[index];
+        place.region = Some(region);
+        place.uses << PLACE_BITS | index
+    }
+
+    /// The place of a handle, if it is still used for that.
+    fn place(&mut self, handle: usize) -> Option<&mut Place> {
+        let uses = handle >> PLACE_BITS & ((1 << USE_BITS) - 1);
+        self.places.get_mut(place_of(handle)).filter(|place| place.uses == uses)
+    }
+
+    /// Frees the place of a region that was taken out, or puts the region back.
+    fn settle(&mut self, handle: usize, outcome: std::result::Result<(), (MemoryRegion, io::Error)>) -> io::Result<()> {
+        let place = &mut self.places[place_of(handle)];
+        match outcome {
+            Ok(()) => {
+                place.uses = (place.uses + 1) & ((1 << USE_BITS) - 1);
+                self.free.push(place_of(handle));
+                Ok(())
+            }
+            Err((region, error)) => {
+                place.region = Some(region);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn place_of(handle: usize) -> usize {
+    handle & ((1 << PLACE_BITS) - 1)
 }
 
 #[track_caller]

@@ -26,7 +26,7 @@ use super::device::PeerQueuePair;
 use super::nic::Opened;
 use super::peer::Peer;
 use super::verbs::QueuePair;
-use super::work::Span;
+use super::work::{Span, by_group};
 use crate::error::{Error, Result};
 use crate::topology::GidAddress;
 
@@ -197,8 +197,14 @@ impl Endpoint {
         if self.waiting.is_empty() && !self.is_posted() {
             self.next_expiry = None;
         }
-        let first = spans.iter().map(|span| span.expiry(self.moved)).min();
-        self.next_expiry = self.next_expiry.into_iter().chain(first).min();
-        self.waiting.extend(spans);
+        for of_group in by_group(&spans) {
+            let expiry = of_group[0].group().expiry(self.moved);
+            self.next_expiry = self.next_expiry.into_iter().chain([expiry]).min();
+        }
+        if self.waiting.is_empty() {
+            self.waiting = spans.into();
+        } else {
+            self.waiting.extend(spans);
+        }
     }
 }

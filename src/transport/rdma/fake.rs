@@ -2,10 +2,12 @@
 
 #![allow(unsafe_code)]
 
+#[path = "../../../tests/fake_verbs/compile.rs"]
+mod compile;
+
 use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -84,25 +86,7 @@ impl Fake {
 /// The compiled library.
 fn compiled() -> &'static Path {
     static COMPILED: OnceLock<PathBuf> = OnceLock::new();
-    COMPILED.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_verbs");
-        let directory = Path::new(env!("OUT_DIR"));
-        let library = directory.join("libibverbs.so.1");
-        // Other processes may do the same at the same time.
-        let unfinished = directory.join(format!("libibverbs-{}", std::process::id()));
-        let mut version_script = std::ffi::OsString::from("-Wl,--version-script=");
-        version_script.push(source.join("fake_verbs.map"));
-        let compiler = std::env::var_os("CC").unwrap_or("cc".into());
-        let status = Command::new(compiler)
-            .args(["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-            .arg(&unfinished)
-            .arg(source.join("fake_verbs.c"))
-            .arg(version_script)
-            .status();
-        assert!(status.unwrap().success(), "the fake verbs library does not compile");
-        std::fs::rename(&unfinished, &library).unwrap();
-        library
-    })
+    COMPILED.get_or_init(|| compile::compile(Path::new(env!("OUT_DIR"))))
 }
 
 /// Pages of this test alone.

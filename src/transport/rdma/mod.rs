@@ -19,7 +19,7 @@
 //!
 //! Memory is quiescent when a task ends: each posted span has completed, or its queue pair has been destroyed. A deadline, a cancel or an
 //! eviction retires the endpoint that the work is posted on; other work on it is flushed, too, and tried again. All local memory is
-//! guarded while it is used, so unregistering waits; what peers do ends by deregistering alone.
+//! guarded by the completion while it is used, so unregistering waits; what peers do ends by deregistering alone.
 //!
 //! Who locks what: a NIC's state, a peer's waiting spans, the list of peers that are asked and that of paused rails are locked alone; no
 //! completion is called, and nobody outside is asked, with a lock held.
@@ -51,12 +51,11 @@ use self::nic::{Fallout, LocalNic, Opened};
 use self::peer::Peer;
 use self::plan::{NotAtPeer, Planner};
 use self::verbs::AsyncEvent;
-use self::work::{Group, Span, Task};
-use super::{Device, NicLoad, Segment, Slice, Transport, Watchers};
+use self::work::{Group, Span};
+use super::{Device, NicLoad, Segment, Slices, Transport, Watchers};
 use crate::config::{Config, RdmaConfig};
 use crate::error::{Code, Error, Result};
 use crate::metadata::{DeviceDescriptor, RdmaHeader};
-use crate::registry::{Access, Refusal as RegistryRefusal, Registry};
 use crate::sys::MemoryRange;
 use crate::sys::background::Background;
 use crate::sys::epoll::{Epoll, Events, Interest};
@@ -97,7 +96,6 @@ pub trait Observer: Send + Sync {
 struct Shared {
     this: Weak<Shared>,
     server: String,
-    registry: Arc<Registry>,
     counters: Arc<Counters>,
     watchers: Arc<Watchers>,
     observer: OnceLock<Weak<dyn Observer>>,
@@ -168,11 +166,25 @@ impl Shared {
     }
 
     /// Sends spans of one peer on their ways.
-    fn dispatch(&self, peer: &Arc<Peer>, spans: impl IntoIterator<Item = Span>) {
-        let mut planner = Planner::new(self, peer);
+    fn dispatch(&self, peer: &Arc<Peer>, spans: impl ExactSizeIterator<Item = Span>) {
+        let view = peer.view();
+        let mut planner = Planner::new(self, peer, &view, spans.len());
         let mut missing = Vec::new();
+        // Mostly all are of the same.
+        let (mut last, mut is_over): (Option<Arc<Group>>, bool) = (None, false);
         for span in spans {
-            match planner.plan(span) {
+            let group = match last {
+                Some(ref group) if Arc::ptr_eq(group, span.group()) => group,
+                _ => {
+                    is_over = span.group().is_troubled() || span.group().is_cancelled();
+                    last.insert(span.group().clone())
+                }
+            };
+            if is_over && let Some(error) = span.doomed() {
+                span.end(Err(error));
+                continue;
+            }
+            match planner.plan(group, span) {
                 Ok(()) => {}
                 Err(NotAtPeer(mut span)) if !span.has_missed => {
                     span.has_missed = true;
@@ -205,7 +217,7 @@ impl Shared {
         if fallout.is_empty() {
             return;
         }
-        let Fallout { done, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = fallout;
+        let Fallout { moved, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = fallout;
         for (path, connection) in given_up {
             connection.give_up(&path);
         }
@@ -214,8 +226,8 @@ impl Shared {
                 self.pause_server(&path);
             }
         }
-        for (group, task) in done {
-            group.end(task, Ok(()));
+        for (group, tasks) in moved {
+            group.end_moved(tasks);
         }
         for (span, error) in ended {
             span.end(Err(error));
@@ -268,7 +280,7 @@ impl Shared {
     fn park(&self, peer: &Arc<Peer>, mut spans: Vec<Span>) {
         let mut kept = Vec::with_capacity(spans.len());
         for span in spans.drain(..) {
-            match span.task().doomed() {
+            match span.doomed() {
                 Some(error) => span.end(Err(error)),
                 None => kept.push(span),
             }
@@ -324,7 +336,7 @@ impl Shared {
             let refreshed = peer.segment.refresh();
             let spans = std::mem::take(&mut peer.waiting.lock().asking.spans);
             match refreshed {
-                Ok(_) => self.dispatch(peer, spans),
+                Ok(_) => self.dispatch(peer, spans.into_iter()),
                 Err(error) => spans.into_iter().for_each(|span| span.end(Err(error.clone()))),
             }
         }
@@ -340,13 +352,13 @@ impl Shared {
     }
 
     /// Ends what is to be given up and can be, wherever it is.
-    fn abandon(&self, matches: &dyn Fn(&Slice) -> bool, error: &dyn Fn(&Slice) -> Error) {
+    fn abandon(&self, matches: &dyn Fn(&Span) -> bool, error: &dyn Fn(&Span) -> Error) {
         for nic in self.nics() {
             let fallout = nic.abandon(matches, error);
             self.settle(nic, fallout);
             nic.wake();
         }
-        self.end_parked(|span, _| matches(span.slice()).then(|| error(span.slice())));
+        self.end_parked(|span, _| matches(span).then(|| error(span)));
     }
 
     /// Ends parked spans that `error` has something against; it is told since when they wait. True if others are left.
@@ -421,7 +433,7 @@ impl Shared {
                 let (fallout, mut needs) = nic.expire(now);
                 self.settle(nic, fallout);
                 if is_first {
-                    needs |= self.end_parked(|span, since| (now >= span.expiry(since)).then(|| span.timeout(now)));
+                    needs |= self.end_parked(|span, since| (now >= span.group().expiry(since)).then(|| span.timeout(now)));
                 }
                 needs_clock = needs;
                 idle_ticks = if needs { 0 } else { idle_ticks + 1 };
@@ -549,7 +561,6 @@ impl RdmaTransport {
     pub fn start(
         name: &str,
         topology: Topology,
-        registry: Arc<Registry>,
         counters: Arc<Counters>,
         watchers: Arc<Watchers>,
         config: &Config,
@@ -584,7 +595,6 @@ impl RdmaTransport {
         let shared = Arc::new_cyclic(|this| Shared {
             this: this.clone(),
             server,
-            registry,
             counters,
             watchers,
             observer: OnceLock::new(),
@@ -637,30 +647,6 @@ impl RdmaTransport {
     pub fn header(&self) -> RdmaHeader {
         self.shared.header()
     }
-
-    /// Tasks of slices whose local memory may be used; the others end.
-    fn admit(&self, slices: Vec<Slice>) -> Vec<Task> {
-        let mut tasks = Vec::with_capacity(slices.len());
-        let mut refused = Vec::new();
-        self.shared.registry.read(|view| {
-            for slice in slices {
-                match view.acquire(slice.local.address(), slice.local.length(), Access::Local) {
-                    Ok(guards) => tasks.push(Task::new(slice, guards)),
-                    Err(refusal) => refused.push((slice, refusal)),
-                }
-            }
-        });
-        for (slice, refusal) in refused {
-            let why = match refusal {
-                RegistryRefusal::Draining => "is being unregistered",
-                RegistryRefusal::NotRegistered | RegistryRefusal::NotAccessible => "is not (all) registered",
-            };
-            let (address, length) = (slice.local.address(), slice.local.length());
-            let text = format!("local memory [{address:#x}, +{length}) {why}; RDMA needs it registered");
-            slice.finish(Err(Error::new(Code::AddressNotRegistered, text)));
-        }
-        tasks
-    }
 }
 
 impl Transport for RdmaTransport {
@@ -672,28 +658,23 @@ impl Transport for RdmaTransport {
         self.devices.clone()
     }
 
-    fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
-        let tasks = self.admit(slices);
-        if tasks.is_empty() {
-            return;
-        }
+    fn submit(&self, segment: &Arc<dyn Segment>, slices: Slices) {
         let peer = self.shared.peer(segment);
-        let group = Arc::new(Group { peer: peer.clone(), tasks: tasks.into(), started: Instant::now() });
-        let spans = (0..group.tasks.len() as u32).map(|task| Span::whole(&group, task));
-        self.shared.dispatch(&peer, spans);
+        let group = Arc::new(Group::new(peer.clone(), slices));
+        self.shared.dispatch(&peer, group.whole());
     }
 
     fn cancel(&self) {
         let error = Error::quiet(Code::Canceled, "cancelled by the caller");
-        self.shared.abandon(&|slice| slice.completion.is_cancelled(), &|_| error.clone());
+        self.shared.abandon(&|span| span.group().is_cancelled(), &|_| error.clone());
     }
 
     fn evict(&self, range: MemoryRange) {
-        let error = |slice: &Slice| {
-            let (address, length) = (slice.local.address(), slice.local.length());
+        let error = |span: &Span| {
+            let (address, length) = (span.piece().local.address(), span.piece().local.length());
             Error::quiet(Code::Canceled, format!("local memory [{address:#x}, +{length}) was unregistered during the transfer"))
         };
-        self.shared.abandon(&|slice| slice.local.intersects(&range), &error);
+        self.shared.abandon(&|span| span.piece().local.intersects(&range), &error);
     }
 
     fn poll(&self) {

@@ -25,14 +25,14 @@ use super::endpoint::{Connection, Endpoint, Phase, Retirement};
 use super::outage::Outage;
 use super::peer::Peer;
 use super::verbs::{CompletionChannel, CompletionQueue, Library, Outcome, WorkCompletion, WorkRequest};
-use super::work::{Group, Span};
+use super::work::{Group, Span, by_group};
 use crate::config::RdmaConfig;
 use crate::error::{Code, Error, Result};
 use crate::registry::MemoryKey;
 use crate::sys::MemoryRange;
 use crate::sys::event::EventFd;
 use crate::topology::Machine;
-use crate::transport::{Device, NicLoad, Slice, Watchers};
+use crate::transport::{Device, NicLoad, Watchers};
 
 /// How long flushing may take before queue pairs are destroyed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
@@ -49,8 +49,8 @@ const LONGEST: u64 = 1 << 30;
 /// What there is to do once the lock is released.
 #[derive(Default)]
 pub(super) struct Fallout {
-    /// Spans whose bytes are in place.
-    pub done: Vec<(Arc<Group>, u32)>,
+    /// Tasks by their groups, each with a span whose bytes are in place.
+    pub moved: Vec<(Arc<Group>, Vec<u32>)>,
     /// Spans that are over.
     pub ended: Vec<(Span, Error)>,
     /// Spans to be tried again.
@@ -71,8 +71,8 @@ pub(super) struct Fallout {
 
 impl Fallout {
     pub fn is_empty(&self) -> bool {
-        let Fallout { done, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = self;
-        done.is_empty()
+        let Fallout { moved, ended, retries, failures, connect, doubts, pauses, given_up, dropped } = self;
+        moved.is_empty()
             && ended.is_empty()
             && retries.is_empty()
             && failures.is_empty()
@@ -81,6 +81,19 @@ impl Fallout {
             && pauses.is_empty()
             && given_up.is_empty()
             && dropped.is_empty()
+    }
+
+    /// A span's bytes are in place.
+    fn add_moved(&mut self, span: Span) {
+        // Completions of few submissions come in turn.
+        const FEW: usize = 4;
+        match self.moved.iter_mut().rev().take(FEW).find(|(group, _)| Arc::ptr_eq(group, span.group())) {
+            Some((_, tasks)) => tasks.push(span.task()),
+            None => {
+                let (group, task) = span.into_moved();
+                self.moved.push((group, vec![task]));
+            }
+        }
     }
 }
 
@@ -199,7 +212,6 @@ pub(super) struct State {
     load: Load,
     completions: Vec<WorkCompletion>,
     requests: Vec<WorkRequest>,
-    numbers: Vec<u64>,
     /// Whether an endpoint needs one.
     needs_clock: bool,
 }
@@ -277,7 +289,6 @@ impl LocalNic {
                 load: Load { in_flight: 0, recent: 0, since: Instant::now(), bytes_per_second: 0.0 },
                 completions: Vec::new(),
                 requests: Vec::new(),
-                numbers: Vec::new(),
                 needs_clock: false,
             }),
         })
@@ -333,8 +344,17 @@ impl LocalNic {
     }
 
     /// Puts spans for a peer's NIC into its queue, and posts what can be.
-    pub fn submit(&self, path: &Arc<str>, peer: &Arc<Peer>, spans: Vec<Span>) -> Fallout {
+    pub fn submit(&self, path: &Arc<str>, peer: &Arc<Peer>, mut spans: Vec<Span>) -> Fallout {
         let mut locked = self.lock();
+        // Whoever cancels later finds them in the queue, or posted.
+        if by_group(&spans).any(|spans| spans[0].group().is_cancelled()) {
+            for span in std::mem::take(&mut spans) {
+                match span.doomed() {
+                    Some(error) => locked.fallout.ended.push((span, error)),
+                    None => spans.push(span),
+                }
+            }
+        }
         if let Some(reason) = locked.state.closed.clone() {
             locked.fallout.ended.extend(spans.into_iter().map(|span| (span, reason.clone())));
         } else if !self.is_active() {
@@ -444,15 +464,15 @@ impl LocalNic {
     }
 
     /// Ends what waits of the requests that match, and gives up the endpoints on which they are posted.
-    pub fn abandon(&self, matches: &dyn Fn(&Slice) -> bool, error: &dyn Fn(&Slice) -> Error) -> Fallout {
+    pub fn abandon(&self, matches: &dyn Fn(&Span) -> bool, error: &dyn Fn(&Span) -> Error) -> Fallout {
         let mut locked = self.lock();
         let Locked { state, fallout, .. } = &mut locked;
         for endpoint in state.endpoints.iter_mut().flatten() {
-            take_out(endpoint, fallout, |span| matches(span.slice()).then(|| error(span.slice())));
+            take_out(endpoint, fallout, |span| matches(span).then(|| error(span)));
         }
         let mut hit = Vec::new();
-        for posted in state.slots.iter().filter(|posted| matches(posted.span.slice())) {
-            posted.span.task().doom(error(posted.span.slice()));
+        for posted in state.slots.iter().filter(|posted| matches(&posted.span)) {
+            posted.span.doom(error(&posted.span));
             hit.push(posted.endpoint);
         }
         hit.sort_unstable();
@@ -469,7 +489,7 @@ impl LocalNic {
         if let Some(reason) = closing {
             locked.state.closed.get_or_insert_with(|| reason.clone());
             let Locked { state, fallout, .. } = &mut locked;
-            state.slots.iter().for_each(|posted| posted.span.task().doom(reason.clone()));
+            state.slots.iter().for_each(|posted| posted.span.doom(reason.clone()));
             for endpoint in state.endpoints.iter_mut().flatten() {
                 take_out(endpoint, fallout, |_| Some(reason.clone()));
             }
@@ -662,7 +682,7 @@ impl LocalNic {
 fn take_out(endpoint: &mut Endpoint, fallout: &mut Fallout, mut error: impl FnMut(&Span) -> Option<Error>) {
     let (mut kept, queue) = (std::collections::VecDeque::new(), std::mem::take(&mut endpoint.waiting));
     for span in queue {
-        match error(&span).or_else(|| span.task().doomed()) {
+        match error(&span).or_else(|| span.doomed()) {
             Some(error) => fallout.ended.push((span, error)),
             None => kept.push_back(span),
         }
@@ -759,7 +779,7 @@ impl Locked<'_> {
     /// Posts what waits on an endpoint, as far as there is room.
     fn post(&mut self, index: u32) {
         let nic = self.nic;
-        let State { endpoints, slots, queues, work_requests, outstanding, load, requests, numbers, backlog, .. } = &mut *self.state;
+        let State { endpoints, slots, queues, work_requests, outstanding, load, requests, backlog, .. } = &mut *self.state;
         let Some(endpoint) = endpoints.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let (Phase::Connected, Some(connection)) = (&endpoint.phase, endpoint.connection.clone()) else { return };
         let length_of_next = |span: &Span| match span.local.length() {
@@ -779,18 +799,22 @@ impl Locked<'_> {
             if wanted >= all_room {
                 break;
             }
-            wanted += span.local.length().div_ceil(nic.slice_size).max(1);
+            wanted += match span.local.length() {
+                length if length <= nic.slice_size => 1,
+                length => length.div_ceil(nic.slice_size),
+            };
         }
         let mut wanted = wanted.min(all_room);
         let mut fault = None;
         for pair in 0..pairs {
             let share = wanted.div_ceil((pairs - pair) as u64).min(room(endpoint, outstanding, pair));
             requests.clear();
-            numbers.clear();
             while (requests.len() as u64) < share
                 && let Some(mut span) = endpoint.waiting.pop_front()
             {
-                if let Some(error) = span.task().doomed() {
+                if span.group().is_troubled()
+                    && let Some(error) = span.doomed()
+                {
                     self.fallout.ended.push((span, error));
                     continue;
                 }
@@ -800,9 +824,8 @@ impl Locked<'_> {
                     endpoint.waiting.push_front(std::mem::replace(&mut span, next));
                 }
                 let Span { local, local_key, remote_address, remote_key, .. } = span;
-                let opcode = span.slice().opcode;
+                let opcode = span.piece().opcode;
                 let id = slots.insert(Posted { span, endpoint: index, pair: pair as u16 });
-                numbers.push(id);
                 requests.push(WorkRequest { id, opcode, local, local_key, remote_address, remote_key });
             }
             if requests.is_empty() {
@@ -819,8 +842,8 @@ impl Locked<'_> {
                     refused.posted
                 }
             };
-            for number in numbers.drain(posted..).rev() {
-                if let Some(back) = slots.remove(number) {
+            for request in requests[posted..].iter().rev() {
+                if let Some(back) = slots.remove(request.id) {
                     endpoint.waiting.push_front(back.span);
                 }
             }
@@ -887,7 +910,7 @@ impl Locked<'_> {
             Outcome::Success => {
                 endpoint.moved = now;
                 load.completed(bytes, now);
-                self.fallout.done.push(span.into_done());
+                self.fallout.add_moved(span);
             }
             Outcome::Flushed => match &endpoint.phase {
                 Phase::Retired(Retirement { fault: None, .. }) => self.fallout.retries.push(span),
@@ -1039,7 +1062,7 @@ impl Locked<'_> {
             let moved = endpoint.moved;
             let mut next = None;
             take_out(endpoint, fallout, |span| {
-                let expiry = span.expiry(moved);
+                let expiry = span.group().expiry(moved);
                 if now >= expiry {
                     return Some(span.timeout(now));
                 }
@@ -1047,10 +1070,10 @@ impl Locked<'_> {
                 None
             });
             for posted in slots.iter().filter(|posted| posted.endpoint == index) {
-                let expiry = posted.span.expiry(moved);
+                let expiry = posted.span.group().expiry(moved);
                 if now >= expiry {
-                    if posted.span.task().doomed().is_none() {
-                        posted.span.task().doom(posted.span.timeout(now));
+                    if posted.span.doomed().is_none() {
+                        posted.span.doom(posted.span.timeout(now));
                     }
                     stuck.push(index);
                 } else {

@@ -13,11 +13,18 @@ use crate::metadata::{BufferDescriptor, SegmentDescriptor};
 use crate::topology::NicChoice;
 use crate::transport::Segment;
 
+/// Where a buffer lies, and its place in the descriptor.
+struct Entry {
+    address: u64,
+    length: u64,
+    buffer: u32,
+}
+
 /// A peer's descriptor, made ready for looking things up.
 pub(super) struct View {
     descriptor: Arc<SegmentDescriptor>,
-    /// Places of buffers that peers may touch, by address.
-    by_address: Vec<u32>,
+    /// Buffers that peers may touch, by address.
+    entries: Vec<Entry>,
     /// Which of its NICs serves which memory.
     pub choice: NicChoice,
     /// Its NICs' paths, in the order of the keys.
@@ -26,9 +33,12 @@ pub(super) struct View {
 
 impl View {
     pub fn new(descriptor: Arc<SegmentDescriptor>, round_robin: bool) -> View {
-        let buffers = &descriptor.buffers;
-        let mut by_address: Vec<u32> = (0..buffers.len() as u32).filter(|at| !buffers[*at as usize].rkey.is_empty()).collect();
-        by_address.sort_by_key(|at| buffers[*at as usize].address);
+        let entry = |(at, buffer): (usize, &BufferDescriptor)| {
+            let BufferDescriptor { address, length, ref rkey, .. } = *buffer;
+            (!rkey.is_empty()).then_some(Entry { address, length, buffer: at as u32 })
+        };
+        let mut entries: Vec<Entry> = descriptor.buffers.iter().enumerate().filter_map(entry).collect();
+        entries.sort_by_key(|entry| entry.address);
         let names: Vec<&str> = descriptor.devices.iter().map(|device| device.name.as_str()).collect();
         let server = match descriptor.rdma_server_name.as_str() {
             "" => &descriptor.name,
@@ -36,19 +46,22 @@ impl View {
         };
         let paths = names.iter().map(|name| format!("{server}@{name}").into()).collect();
         let choice = NicChoice::new(&descriptor.priority_matrix, &names, round_robin);
-        View { by_address, choice, paths, descriptor }
+        View { entries, choice, paths, descriptor }
     }
 
-    /// The entry that holds the byte at `address`. O(log entries); `hint` is where the last one was.
+    /// The buffer that holds the byte at `address`. `hint` is where the last one was: O(1) for that and the next one, else O(log buffers).
     pub fn find(&self, address: u64, hint: &mut usize) -> Option<&BufferDescriptor> {
-        let buffer = |place: usize| self.by_address.get(place).map(|at| &self.descriptor.buffers[*at as usize]);
-        let holds = |buffer: &&BufferDescriptor| address.wrapping_sub(buffer.address) < buffer.length;
-        if let Some(found) = buffer(*hint).filter(holds) {
-            return Some(found);
-        }
-        let after = self.by_address.partition_point(|at| self.descriptor.buffers[*at as usize].address <= address);
-        *hint = after.checked_sub(1)?;
-        buffer(*hint).filter(holds)
+        let find = |place: usize| self.entries.get(place).filter(|entry| address.wrapping_sub(entry.address) < entry.length);
+        let found = find(*hint).or_else(|| {
+            *hint += 1;
+            find(*hint)
+        });
+        let found = found.or_else(|| {
+            let after = self.entries.partition_point(|entry| entry.address <= address);
+            *hint = after.saturating_sub(1);
+            find(*hint)
+        });
+        found.map(|entry| &self.descriptor.buffers[entry.buffer as usize])
     }
 
     /// Name of a NIC.

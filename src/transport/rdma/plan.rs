@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use super::Shared;
 use super::peer::{Peer, View};
-use super::work::Span;
+use super::work::{Group, Span};
 use crate::error::{Code, Error};
 use crate::metadata::BufferDescriptor;
-use crate::registry::{Chunk, Guards, Registrations};
+use crate::registry::{Chunk, Region};
 use crate::topology::{NicChoice, location_at};
 use crate::transport::Device;
 
@@ -30,6 +30,24 @@ pub(super) struct Rail {
 
 /// The peer's descriptor has no entry for it; a newer one may.
 pub(super) struct NotAtPeer(pub Span);
+
+/// Where a byte lies.
+struct Place<'a> {
+    /// Here, and the part of it that devices know as one.
+    region: &'a Region,
+    chunk: &'a Chunk,
+    /// There.
+    buffer: &'a BufferDescriptor,
+    /// How many bytes from this one on are in both.
+    length: u64,
+}
+
+/// Why a byte cannot be moved.
+enum Refused {
+    /// No NIC knows the memory at this address here.
+    Here(u64),
+    AtPeer,
+}
 
 /// The preferred NICs of the location that was asked for last: most spans of a submission are at the same.
 #[derive(Default)]
@@ -57,91 +75,117 @@ impl Preferred {
 pub(super) struct Planner<'a> {
     shared: &'a Shared,
     peer: &'a Peer,
-    view: Arc<View>,
+    view: &'a View,
     hint: usize,
     now: Instant,
     here: Preferred,
     there: Preferred,
     /// Which of several preferred NICs is next.
     turn: usize,
+    expected: usize,
     pub rails: Vec<Rail>,
     /// Spans that are over. They are ended when nothing is locked.
     pub ended: Vec<(Span, Error)>,
 }
 
 impl<'a> Planner<'a> {
-    pub fn new(shared: &'a Shared, peer: &'a Peer) -> Planner<'a> {
+    /// `view` is the peer's; `expected` spans will come.
+    pub fn new(shared: &'a Shared, peer: &'a Peer, view: &'a View, expected: usize) -> Planner<'a> {
         Planner {
             shared,
             peer,
-            view: peer.view(),
+            view,
             hint: 0,
             now: Instant::now(),
             here: Preferred::default(),
             there: Preferred::default(),
             turn: shared.next_turn.fetch_add(1, Ordering::Relaxed),
+            expected,
             rails: Vec::new(),
             ended: Vec::new(),
         }
     }
 
-    /// Puts a span, or its parts, on rails, or among those that are over.
-    pub fn plan(&mut self, mut span: Span) -> Result<(), NotAtPeer> {
-        if let Some(error) = span.task().doomed() {
-            self.ended.push((span, error));
-            return Ok(());
-        }
-        let group = span.group().clone();
-        let guards = group.tasks[span.task_index()].guards.lock();
-        // They are given back when the last span ends, and this one has not.
-        let Some(guards) = guards.as_ref() else { return Ok(()) };
-        let view = self.view.clone();
-        let mut checked = 0;
+    /// Puts a span of the group, or its parts, on rails, or among those that are over.
+    pub fn plan(&mut self, group: &Group, mut span: Span) -> Result<(), NotAtPeer> {
+        let (task, view) = (span.task(), self.view);
+        let mut place = match self.place(group, task, span.local.address(), span.remote_address) {
+            Ok(place) => place,
+            Err(refusal) => return self.refuse(span, refusal),
+        };
+        let mut checked = place.length;
         while checked < span.local.length() {
-            let (address, remote) = (span.local.address() + checked, span.remote_address + checked);
-            let (Some(chunk), Some(buffer)) = (find_chunk(guards, address), view.find(remote, &mut self.hint)) else {
-                if find_chunk(guards, address).is_some() {
-                    return Err(NotAtPeer(span));
-                }
-                let text = format!("local memory at {address:#x} is not registered with any NIC");
-                self.ended.push((span, Error::new(Code::AddressNotRegistered, text)));
-                return Ok(());
-            };
-            checked += length_in(chunk, address, buffer, remote).min(span.local.length() - checked);
-        }
-        loop {
-            let (address, remote) = (span.local.address(), span.remote_address);
-            let (Some(chunk), Some(buffer)) = (find_chunk(guards, address), view.find(remote, &mut self.hint)) else { break };
-            let length = length_in(chunk, address, buffer, remote);
-            let location = location_of(guards, address);
-            if length >= span.local.length() {
-                self.stripe(span, &view, chunk, buffer, location);
-                break;
+            match self.place(group, task, span.local.address() + checked, span.remote_address + checked) {
+                Ok(next) => checked = checked.saturating_add(next.length),
+                Err(refusal) => return self.refuse(span, refusal),
             }
-            let part = span.split(length);
-            self.stripe(part, &view, chunk, buffer, location);
         }
+        while place.length < span.local.length() {
+            let part = span.split(place.length);
+            self.stripe(part, view, &place);
+            match self.place(group, task, span.local.address(), span.remote_address) {
+                Ok(next) => place = next,
+                Err(refusal) => return self.refuse(span, refusal),
+            }
+        }
+        self.stripe(span, view, &place);
         Ok(())
     }
 
+    /// Where a byte lies, here and there.
+    fn place<'g>(&mut self, group: &'g Group, task: u32, local: u64, remote: u64) -> Result<Place<'g>, Refused>
+    where
+        'a: 'g,
+    {
+        let region = group.region(task, local).ok_or(Refused::Here(local))?;
+        let chunk = region.registrations().and_then(|chunks| chunks.find(local)).ok_or(Refused::Here(local))?;
+        let buffer = self.view.find(remote, &mut self.hint).ok_or(Refused::AtPeer)?;
+        let here = chunk.range().length() - (local - chunk.range().address());
+        let there = buffer.length - (remote - buffer.address);
+        Ok(Place { region, chunk, buffer, length: here.min(there) })
+    }
+
+    /// A span that cannot go anywhere as it is.
+    fn refuse(&mut self, span: Span, refusal: Refused) -> Result<(), NotAtPeer> {
+        match refusal {
+            Refused::AtPeer => Err(NotAtPeer(span)),
+            Refused::Here(address) => {
+                let (start, length) = (span.piece().local.address(), span.piece().local.length());
+                let text = format!(
+                    "local memory [{start:#x}, +{length}) is not (all) registered, at {address:#x} for one; RDMA needs it registered"
+                );
+                self.ended.push((span, Error::new(Code::AddressNotRegistered, text)));
+                Ok(())
+            }
+        }
+    }
+
     /// Puts a span that is inside of one chunk and one entry on one rail or, if it is long, on several.
-    fn stripe(&mut self, mut span: Span, view: &View, chunk: &Chunk, buffer: &BufferDescriptor, location: (&str, u64, u64)) {
-        let (name, length, offset) = location;
+    fn stripe(&mut self, mut span: Span, view: &View, place: &Place) {
+        let Place { region, chunk, buffer, .. } = *place;
+        let (name, length, offset) = (region.location(), region.range().length(), span.local.address() - region.range().address());
         let shared = self.shared;
         let is_usable = |nic: usize| shared.nics[nic].is_active() && chunk.key(nic).is_some();
         if span.attempt == 0 {
             let preferred = self.here.get(&shared.choice, name, length, offset);
             let slice = shared.config.slice_size;
-            let stripes = (span.local.length() / (STRIPE_SLICES * slice)).clamp(1, preferred.len().max(1) as u64) as usize;
+            // Without dividing where one is all there can be.
+            let stripes = match span.local.length() {
+                bytes if preferred.len() < 2 || bytes < 2 * STRIPE_SLICES * slice => 1,
+                bytes => (bytes / (STRIPE_SLICES * slice)).min(preferred.len() as u64) as usize,
+            };
             // From the next one on, around the end, those that can be used.
-            let (before, from) = preferred.split_at(self.turn % preferred.len().max(1));
-            let mut usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
+            let first = if preferred.len() < 2 { 0 } else { self.turn % preferred.len() };
+            let (before, from) = preferred.split_at(first);
             self.turn = self.turn.wrapping_add(1);
             if stripes == 1 {
-                if let Some(nic) = usable.next() {
+                let is_usable = |nic: &&usize| is_usable(**nic);
+                let nic = from.iter().find(is_usable).or_else(|| before.iter().find(is_usable)).copied();
+                if let Some(nic) = nic {
                     return self.put(span, nic, view, chunk, buffer);
                 }
             } else {
+                let usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
                 let nics: Vec<usize> = usable.take(stripes).collect();
                 let length = (span.local.length() / nics.len().max(1) as u64).next_multiple_of(slice);
                 for (place, nic) in nics.iter().enumerate() {
@@ -187,7 +231,12 @@ impl<'a> Planner<'a> {
         let path = &view.paths[device];
         match self.rails.iter_mut().find(|rail| rail.nic == nic && Arc::ptr_eq(&rail.path, path)) {
             Some(rail) => rail.spans.push(span),
-            None => self.rails.push(Rail { nic, path: path.clone(), spans: vec![span] }),
+            None => {
+                let room = if self.rails.is_empty() { self.expected } else { 1 };
+                let mut spans = Vec::with_capacity(room.max(1));
+                spans.push(span);
+                self.rails.push(Rail { nic, path: path.clone(), spans });
+            }
         }
     }
 
@@ -219,7 +268,7 @@ impl<'a> Planner<'a> {
                 return Some(*device);
             }
             if !preferred.is_empty() {
-                let device = preferred[nic % preferred.len()];
+                let device = if preferred.len() < 2 { preferred[0] } else { preferred[nic % preferred.len()] };
                 if is_usable(device) {
                     return Some(device);
                 }
@@ -230,26 +279,4 @@ impl<'a> Planner<'a> {
         let location = location_at(&buffer.name, buffer.length, offset);
         view.choice.select(&location, retry, is_usable).or_else(|| view.choice.select(&location, retry, has_key))
     }
-}
-
-/// The chunk of a guarded region that holds the byte at `address`.
-fn find_chunk(guards: &Guards, address: u64) -> Option<&Chunk> {
-    let guard = guards.iter().find(|guard| guard.region().range().contains(address, 1))?;
-    guard.region().registrations().and_then(|registrations: &Registrations| registrations.find(address))
-}
-
-/// Location of the region that holds the byte at `address`, its length, and where in it the byte is.
-fn location_of(guards: &Guards, address: u64) -> (&str, u64, u64) {
-    match guards.iter().find(|guard| guard.region().range().contains(address, 1)) {
-        Some(guard) => {
-            let range = guard.region().range();
-            (guard.region().location(), range.length(), address - range.address())
-        }
-        None => ("*", 0, 0),
-    }
-}
-
-/// How many bytes from there on are in both.
-fn length_in(chunk: &Chunk, address: u64, buffer: &BufferDescriptor, remote: u64) -> u64 {
-    (chunk.range().length() - (address - chunk.range().address())).min(buffer.length - (remote - buffer.address))
 }

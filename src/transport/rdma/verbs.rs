@@ -563,11 +563,6 @@ impl MemoryRegion {
         unsafe { (*self.raw.as_ptr()).rkey }
     }
 
-    /// A number that no other live region of this process has.
-    pub fn handle(&self) -> usize {
-        self.raw.as_ptr() as usize
-    }
-
     /// Unpins the range; the device does not touch it any more. On failure it is as it was.
     pub fn deregister(self) -> Result<(), (MemoryRegion, io::Error)> {
         // SAFETY: the region is registered, and forgotten if this succeeds.

@@ -1,72 +1,126 @@
 //! What a submission becomes: a group of tasks, and spans of memory that are moved for them.
 //!
 //! A [`Span`] is a contiguous part of one task's range inside one chunk here and one buffer entry there. A task counts its spans; whoever
-//! has a span ends it once, by [`Group::end`], and the end of the last one is the end of the task. **A span is ended only by whoever holds
-//! it, and while it is posted the device holds it**: that is why a task never ends while a device may touch its memory.
+//! has a span ends it once, and the end of the last one is the end of the task. **A span is ended only by whoever holds
+//! it, and while it is posted the device holds it**: that is why a task never ends while a device may touch its memory, nor while its spans
+//! use keys of the regions that the completion guards for it.
 //!
 //! An error that is kept with a task (its own, a deadline, a cancel) dooms its other spans: they end where they are next looked at.
+//!
+//! Memory: 36 bytes a task, 48 a span.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::peer::Peer;
 use crate::error::{Code, Error, Result};
-use crate::registry::Guards;
+use crate::registry::Region;
 use crate::sys::MemoryRange;
-use crate::transport::Slice;
+use crate::transport::{Completion, Deadline, Piece, Slices};
 
-/// A request, until it is over.
-pub(super) struct Task {
-    pub slice: Slice,
-    /// On the regions that its local memory is in, of which the keys are used.
-    pub guards: Mutex<Option<Guards>>,
-    /// Spans that have not ended.
-    spans: AtomicU32,
-    error: OnceLock<Error>,
-}
-
-impl Task {
-    /// With one span, which is all of it.
-    pub fn new(slice: Slice, guards: Guards) -> Task {
-        Task { slice, guards: Mutex::new(Some(guards)), spans: AtomicU32::new(1), error: OnceLock::new() }
-    }
-
-    /// Keeps the error, unless there is one already.
-    pub fn doom(&self, error: Error) {
-        self.error.get_or_init(|| error);
-    }
-
-    /// Why nothing more is to be started for it.
-    pub fn doomed(&self) -> Option<Error> {
-        self.error
-            .get()
-            .cloned()
-            .or_else(|| self.slice.completion.is_cancelled().then(|| Error::quiet(Code::Canceled, "cancelled by the caller")))
-    }
-}
-
-/// The tasks of one submission to one segment.
+/// The tasks of one submission to one segment, one for each slice.
 pub(super) struct Group {
     pub peer: Arc<Peer>,
-    pub tasks: Box<[Task]>,
+    pub deadline: Deadline,
     pub started: Instant,
+    completion: Arc<dyn Completion>,
+    pieces: Vec<Piece>,
+    /// Of each task, the spans that have not ended.
+    spans: Box<[AtomicU32]>,
+    /// What dooms tasks.
+    errors: Mutex<HashMap<u32, Error>>,
+    /// Whether there are errors.
+    is_troubled: AtomicBool,
 }
 
 impl Group {
+    /// With one span for each task, which is all of it.
+    pub fn new(peer: Arc<Peer>, slices: Slices) -> Group {
+        let Slices { pieces, deadline, completion } = slices;
+        let spans = pieces.iter().map(|_| AtomicU32::new(1)).collect();
+        let (errors, is_troubled) = (Mutex::default(), AtomicBool::new(false));
+        Group { peer, deadline, started: Instant::now(), completion, pieces, spans, errors, is_troubled }
+    }
+
+    /// The one span of each new task.
+    pub fn whole(self: &Arc<Self>) -> impl ExactSizeIterator<Item = Span> {
+        self.pieces.iter().enumerate().map(|(task, piece)| Span {
+            group: self.clone(),
+            task: task as u32,
+            attempt: 0,
+            is_refused: false,
+            has_missed: false,
+            local: piece.local,
+            remote_address: piece.remote_address,
+            local_key: 0,
+            remote_key: 0,
+        })
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.completion.is_cancelled()
+    }
+
+    /// Whether some task is doomed by an error.
+    pub fn is_troubled(&self) -> bool {
+        self.is_troubled.load(Ordering::Acquire)
+    }
+
+    /// The registered region that holds the byte at this address of a task's memory; guarded until the task ends.
+    pub fn region(&self, task: u32, address: u64) -> Option<&Region> {
+        self.completion.region(self.pieces[task as usize].index, address)
+    }
+
+    /// When a span has waited for too long, on a connection on which something has moved last at that time.
+    pub fn expiry(&self, moved: Instant) -> Instant {
+        let stalled = self.started.max(moved).checked_add(self.deadline.stall);
+        let far = self.started + std::time::Duration::from_secs(1 << 30);
+        stalled.into_iter().chain(self.deadline.absolute).min().unwrap_or(far)
+    }
+
     /// A span of the task is over.
-    pub fn end(&self, task: u32, outcome: Result<()>) {
-        let task = &self.tasks[task as usize];
+    fn end(&self, task: u32, outcome: Result<()>) {
         if let Err(error) = outcome {
-            task.doom(error);
+            self.doom(task, error);
         }
-        if task.spans.fetch_sub(1, Ordering::AcqRel) == 1 {
-            drop(task.guards.lock().take());
-            let outcome = task.error.get().cloned().map_or(Ok(()), Err);
-            task.slice.completion.finish(task.slice.index, outcome);
+        if self.end_span(task) {
+            self.finish(task);
         }
+    }
+
+    /// A span of each of the tasks has been moved.
+    pub fn end_moved(&self, mut tasks: Vec<u32>) {
+        tasks.retain(|task| self.end_span(*task));
+        if self.is_troubled() {
+            return tasks.into_iter().for_each(|task| self.finish(task));
+        }
+        tasks.iter_mut().for_each(|task| *task = self.pieces[*task as usize].index);
+        self.completion.complete(&tasks);
+    }
+
+    /// True if it was the task's last. What others did with theirs happens before that.
+    fn end_span(&self, task: u32) -> bool {
+        let spans = &self.spans[task as usize];
+        // Whoever holds the only one is alone: only a span's holder splits it.
+        spans.load(Ordering::Acquire) == 1 || spans.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    fn finish(&self, task: u32) {
+        let outcome = self.error(task).map_or(Ok(()), Err);
+        self.completion.finish(self.pieces[task as usize].index, outcome);
+    }
+
+    fn doom(&self, task: u32, error: Error) {
+        self.errors.lock().entry(task).or_insert(error);
+        self.is_troubled.store(true, Ordering::Release);
+    }
+
+    fn error(&self, task: u32) -> Option<Error> {
+        if self.is_troubled() { self.errors.lock().get(&task).cloned() } else { None }
     }
 }
 
@@ -87,36 +141,30 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// The one span of a new task.
-    pub fn whole(group: &Arc<Group>, task: u32) -> Span {
-        let slice = &group.tasks[task as usize].slice;
-        Span {
-            group: group.clone(),
-            task,
-            attempt: 0,
-            is_refused: false,
-            has_missed: false,
-            local: slice.local,
-            remote_address: slice.remote_address,
-            local_key: 0,
-            remote_key: 0,
-        }
-    }
-
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    pub fn task_index(&self) -> usize {
-        self.task as usize
+    pub fn task(&self) -> u32 {
+        self.task
     }
 
-    pub fn task(&self) -> &Task {
-        &self.group.tasks[self.task as usize]
+    /// What was asked for, of which this is a part.
+    pub fn piece(&self) -> &Piece {
+        &self.group.pieces[self.task as usize]
     }
 
-    pub fn slice(&self) -> &Slice {
-        &self.task().slice
+    /// Keeps the error with the task, unless there is one already.
+    pub fn doom(&self, error: Error) {
+        self.group.doom(self.task, error);
+    }
+
+    /// Why nothing more is to be started for the task.
+    pub fn doomed(&self) -> Option<Error> {
+        match self.group.error(self.task) {
+            None if self.group.is_cancelled() => Some(Error::quiet(Code::Canceled, "cancelled by the caller")),
+            error => error,
+        }
     }
 
     /// Takes the first `length` bytes off as a span of their own. The rest must not be empty.
@@ -125,27 +173,19 @@ impl Span {
         let (Some(first), Some(rest)) = (self.local.part(0, length), self.local.part(length, self.local.length() - length)) else {
             unreachable!("the length is inside the span")
         };
-        self.task().spans.fetch_add(1, Ordering::Relaxed);
+        self.group.spans[self.task as usize].fetch_add(1, Ordering::Relaxed);
         let taken = Span { group: self.group.clone(), local: first, ..*self };
         self.local = rest;
         self.remote_address += length;
         taken
     }
 
-    /// When it has waited for too long, on a connection on which something has moved last at that time.
-    pub fn expiry(&self, moved: Instant) -> Instant {
-        let deadline = &self.slice().deadline;
-        let stalled = self.group.started.max(moved).checked_add(deadline.stall);
-        let far = self.group.started + std::time::Duration::from_secs(1 << 30);
-        stalled.into_iter().chain(deadline.absolute).min().unwrap_or(far)
-    }
-
-    /// The error of one that has.
+    /// The error of one that has waited for too long.
     pub fn timeout(&self, now: Instant) -> Error {
-        let Span { local, remote_address, .. } = self;
-        let text = match self.slice().deadline.absolute {
+        let Span { local, remote_address, group, .. } = self;
+        let text = match group.deadline.absolute {
             Some(end) if now >= end => "the batch's deadline has passed".to_string(),
-            _ => format!("nothing has moved for {:?}", self.slice().deadline.stall),
+            _ => format!("nothing has moved for {:?}", group.deadline.stall),
         };
         Error::new(
             Code::Timeout,
@@ -162,8 +202,13 @@ impl Span {
         self.group.end(self.task, outcome);
     }
 
-    /// It has been moved: what [`Group::end`] has to be told.
-    pub fn into_done(self) -> (Arc<Group>, u32) {
+    /// It has been moved: [`Group::end_moved`] has to be told of the task.
+    pub fn into_moved(self) -> (Arc<Group>, u32) {
         (self.group, self.task)
     }
+}
+
+/// Runs of spans of the same group. Those that come together are of few groups.
+pub(super) fn by_group(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
+    spans.chunk_by(|one, next| Arc::ptr_eq(&one.group, &next.group))
 }

@@ -36,7 +36,7 @@ use self::attendance::Attendance;
 use self::io_loop::{Clock, IoLoop};
 use self::peer::Peer;
 use self::server::{Acceptor, Connection};
-use super::{Segment, Slice, Transport, Watchers};
+use super::{Segment, Slice, Slices, Transport, Watchers};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::registry::Registry;
@@ -304,8 +304,8 @@ impl Transport for TcpTransport {
         "tcp"
     }
 
-    fn submit(&self, segment: &Arc<dyn Segment>, slices: Vec<Slice>) {
-        self.shared.add_running(slices.len());
+    fn submit(&self, segment: &Arc<dyn Segment>, slices: Slices) {
+        self.shared.add_running(slices.pieces.len());
         self.peer(segment).submit(slices);
     }
 

@@ -40,7 +40,7 @@ use super::lane::{self, ATTEMPTS, Lane, Loss, Work};
 use super::wire::Version;
 use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
-use crate::transport::{Completion, Opcode, Segment, Slice};
+use crate::transport::{Completion, Opcode, Segment, Slice, Slices};
 
 /// How much is queued on a lane before another is taken.
 const FILL_BYTES: u64 = 64 << 10;
@@ -134,9 +134,9 @@ impl Peer {
         Arc::strong_count(&self.segment) == 1
     }
 
-    pub fn submit(self: &Arc<Self>, slices: Vec<Slice>) {
+    pub fn submit(self: &Arc<Self>, slices: Slices) {
         let since = Instant::now();
-        self.take_back(slices.into_iter().map(|slice| Work { slice, attempts: 0, examined: false, since }).collect());
+        self.take_back(slices.into_each().map(|slice| Work { slice, attempts: 0, examined: false, since }).collect());
     }
 
     /// Takes work that no lane has, and gives it to lanes.

@@ -10,7 +10,7 @@ use super::wire::{self, HEADER_LENGTH, Header, Version};
 use super::*;
 use crate::metadata::{BufferDescriptor, SegmentDescriptor};
 use crate::registry::{Region, RegionOptions, Reservation};
-use crate::transport::{Completion, Deadline, Opcode};
+use crate::transport::{Completion, Deadline, Opcode, Piece, Slices};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -185,15 +185,14 @@ impl Bench {
     fn submit_as(&self, outcomes: &Arc<Outcomes>, target: &Arc<Target>, work: &[(Opcode, MemoryRange, u64)], deadline: Deadline) {
         outcomes.ended.lock().resize_with(work.len(), || None);
         let segment: Arc<dyn Segment> = target.clone();
-        let slice = |(index, &(opcode, local, remote_address)): (usize, &(Opcode, MemoryRange, u64))| Slice {
+        let piece = |(index, &(opcode, local, remote_address)): (usize, &(Opcode, MemoryRange, u64))| Piece {
             opcode,
             local,
             remote_address,
-            deadline,
-            completion: outcomes.clone(),
             index: index as u32,
         };
-        self.transport.submit(&segment, work.iter().enumerate().map(slice).collect());
+        let pieces = work.iter().enumerate().map(piece).collect();
+        self.transport.submit(&segment, Slices { pieces, deadline, completion: outcomes.clone() });
     }
 
     /// A raw client's connection to this transport's server.

@@ -4,8 +4,11 @@
 //! compared where they arrive; the program fails if anything is not as it should be. Tables, or JSON, go to standard output, progress
 //! to standard error.
 
+#[cfg(feature = "rdma")]
+mod device;
 mod machine;
 mod open;
+mod perftest;
 mod pin;
 mod raw;
 mod register;
@@ -16,7 +19,7 @@ mod transfer;
 use std::error::Error;
 use std::sync::Arc;
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
@@ -32,7 +35,7 @@ pub enum Command {
     Register(register::Arguments),
     /// Time to open the segment of a peer with many regions, and to the end of the first transfer.
     Open(open::Arguments),
-    /// Latency, throughput and processor time of transfers between two processes, beside plain sockets.
+    /// Latency, throughput and processor time of transfers between two processes, beside plain sockets or perftest.
     Transfer(transfer::Arguments),
     /// The other end of `open` and `transfer`, which start it themselves.
     #[command(hide = true)]
@@ -49,16 +52,62 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// An engine on the loopback address, with the TCP transport, whose log is shown.
-fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
-    telemetry::log::install();
-    let options =
-        EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), auto_discover: false };
-    let engine = Engine::create(&options, Config::from_environment())?;
-    if !engine.has_transport("tcp") {
-        engine.install_transport("tcp", None)?;
+/// What moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Protocol {
+    /// Sockets.
+    Tcp,
+    /// RDMA devices.
+    Rdma,
+}
+
+/// The transport of an engine, as arguments of a command.
+#[derive(clap::Args, Clone, Serialize)]
+struct TransportArguments {
+    /// What moves the bytes.
+    #[arg(long, value_enum, default_value = "tcp")]
+    protocol: Protocol,
+    /// RDMA devices, all alike; without any, those that the engine finds.
+    #[arg(long, value_delimiter = ',')]
+    devices: Vec<String>,
+}
+
+impl TransportArguments {
+    fn tcp() -> TransportArguments {
+        TransportArguments { protocol: Protocol::Tcp, devices: Vec::new() }
     }
-    Ok(engine)
+
+    /// As words of a command line.
+    fn words(&self) -> Vec<String> {
+        match (self.protocol, self.devices.is_empty()) {
+            (Protocol::Tcp, _) => Vec::new(),
+            (Protocol::Rdma, true) => vec!["--protocol=rdma".to_string()],
+            (Protocol::Rdma, false) => vec!["--protocol=rdma".to_string(), format!("--devices={}", self.devices.join(","))],
+        }
+    }
+
+    /// An engine on the loopback address with this transport, whose log is shown.
+    fn create_engine(&self) -> transfer_engine::Result<Arc<Engine>> {
+        telemetry::log::install();
+        let options =
+            EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), auto_discover: false };
+        let engine = Engine::create(&options, Config::from_environment())?;
+        match self.protocol {
+            Protocol::Tcp if engine.has_transport("tcp") => {}
+            Protocol::Tcp => engine.install_transport("tcp", None)?,
+            Protocol::Rdma => {
+                let matrix = serde_json::json!({ "cpu:0": [self.devices, []] }).to_string();
+                engine.install_transport("rdma", (!self.devices.is_empty()).then_some(&matrix))?;
+            }
+        }
+        Ok(engine)
+    }
+}
+
+/// An engine with the TCP transport.
+fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
+    TransportArguments::tcp().create_engine()
 }
 
 fn memory_options() -> MemoryOptions {

@@ -15,7 +15,7 @@ use transfer_engine::transport::Opcode;
 use super::machine::{Machine, noise, time_fixed_work};
 use super::statistics::Spread;
 use super::target::Target;
-use super::{create_engine, parse_size, print_report};
+use super::{TransportArguments, create_engine, parse_size, print_report};
 use crate::output;
 use crate::system::Arena;
 
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     for regions in arguments.regions.iter().copied() {
         eprintln!("starting a target with {regions} regions");
         let memory = regions.checked_mul(arguments.size).ok_or("so many regions of that size fill more than all memory")?;
-        targets.push(Target::start(memory, arguments.size)?);
+        targets.push(Target::start(memory, arguments.size, &TransportArguments::tcp())?);
     }
     let mut samples: Vec<Vec<Sample>> = targets.iter().map(|_| Vec::new()).collect();
     let mut fixed_work = Vec::new();

@@ -13,6 +13,8 @@ use serde::Serialize;
 use transfer_engine::engine::Engine;
 use transfer_engine::sys::MemoryRange;
 
+#[cfg(feature = "rdma")]
+use super::device;
 use super::machine::{Machine, noise, time_fixed_work};
 use super::pin;
 use super::statistics::Spread;
@@ -51,6 +53,10 @@ pub struct Arguments {
     pin: Option<pin::Pin>,
     #[command(flatten)]
     pinning: pin::Arguments,
+    /// Register with these RDMA devices, beside the verbs alone.
+    #[cfg(feature = "rdma")]
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "batch"])]
+    device: Vec<String>,
     /// Print all figures as JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -96,6 +102,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     if !arguments.regions.is_sorted_by(|one, next| one < next) {
         return Err("--regions must be ascending".into());
+    }
+    #[cfg(feature = "rdma")]
+    if !arguments.device.is_empty() {
+        let Arguments { device: devices, regions, size, stride, calls, rounds, .. } = arguments;
+        let settings = device::Settings { devices, regions, size: *size, stride: *stride, calls: *calls as usize, rounds: *rounds };
+        return device::run(&settings, arguments.json);
     }
     let most = *arguments.regions.last().ok_or("--regions names none")?;
     let extra = arguments.calls.max(arguments.batch) as usize;
@@ -192,7 +204,7 @@ impl OrderedMap {
 }
 
 /// Looks regions up, so that what is timed is known to have worked.
-fn check_present(engine: &Engine, ranges: &[MemoryRange]) -> Result<(), String> {
+pub(super) fn check_present(engine: &Engine, ranges: &[MemoryRange]) -> Result<(), String> {
     for range in ranges {
         let found = engine.find_region(range.address()).map(|region| (region.address, region.length));
         if found != Some((range.address(), range.length())) {
@@ -202,7 +214,7 @@ fn check_present(engine: &Engine, ranges: &[MemoryRange]) -> Result<(), String> 
     Ok(())
 }
 
-fn check_absent(engine: &Engine, ranges: &[MemoryRange]) -> Result<(), String> {
+pub(super) fn check_absent(engine: &Engine, ranges: &[MemoryRange]) -> Result<(), String> {
     match ranges.iter().find_map(|range| engine.find_region(range.address())) {
         Some(left) => Err(format!("the region at {:#x} was unregistered and is still there", left.address)),
         None => Ok(()),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use transfer_engine::sys::MemoryRange;
 
-use super::{create_engine, fill, find_difference, memory_options, raw};
+use super::{TransportArguments, fill, find_difference, memory_options, raw};
 use crate::system::{self, Arena};
 
 /// Arguments of the hidden `te bench target`.
@@ -25,6 +25,8 @@ pub struct Arguments {
     /// Bytes of each region of it.
     #[arg(long)]
     region: usize,
+    #[command(flatten)]
+    transport: TransportArguments,
 }
 
 /// Where a target is.
@@ -56,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let mut arena = Arena::new(arguments.memory)?;
     // Pages are there before anything is timed.
     fill(arena.bytes_mut(), 0);
-    let engine = create_engine()?;
+    let engine = arguments.transport.create_engine()?;
     let regions: Vec<MemoryRange> =
         (0..arguments.memory / arguments.region).map(|index| arena.range(index * arguments.region, arguments.region)).collect();
     let last = *regions.last().ok_or("a region is larger than the memory")?;
@@ -100,9 +102,10 @@ pub struct Target {
 
 impl Target {
     /// Starts a target with so many bytes in regions of `region` bytes each, and returns when it can be reached.
-    pub fn start(memory: usize, region: usize) -> Result<Target, Box<dyn Error>> {
+    pub(super) fn start(memory: usize, region: usize, transport: &TransportArguments) -> Result<Target, Box<dyn Error>> {
         let mut child = std::process::Command::new(std::env::current_exe()?)
             .args(["bench", "target", "--memory", &memory.to_string(), "--region", &region.to_string()])
+            .args(transport.words())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -1,7 +1,8 @@
-//! `te bench transfer`: two processes on this machine, beside plain sockets between the same two.
+//! `te bench transfer`: two processes on this machine, beside plain sockets between the same two, or with RDMA beside perftest.
 //!
-//! In each round every cell is measured once, and before the cells the plain sockets, so that a neighbour on the machine hits all
-//! alike; ratios are formed round by round. In the first round every byte of every cell is compared on the side where it arrives.
+//! In each round every cell is measured once, and before the cells the plain sockets, or after each cell as many messages of perftest,
+//! so that a neighbour on the machine hits all alike; ratios are formed round by round. In the first round every byte of every cell is
+//! compared on the side where it arrives.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,10 +16,11 @@ use transfer_engine::transfer::{Request, State, SubmitOptions, TaskStatus};
 use transfer_engine::transport::Opcode;
 
 use super::machine::{Machine, noise, time_fixed_work};
+use super::perftest::Perftest;
 use super::raw::{self, Waiting};
 use super::statistics::{Spread, percentile};
 use super::target::Target;
-use super::{create_engine, fill, find_difference, memory_options, parse_size, print_report};
+use super::{Protocol, TransportArguments, fill, find_difference, memory_options, parse_size, print_report};
 use crate::output;
 use crate::system::{Arena, process_cpu_time, wait_for_event};
 
@@ -53,15 +55,35 @@ pub struct Arguments {
     #[arg(long, value_parser = parse_size, default_value = "512M")]
     #[arg(default_value_if("quick", "true", "64M"))]
     memory: usize,
+    #[command(flatten)]
+    transport: TransportArguments,
+    /// RDMA devices of the target; without any, the same.
+    #[arg(long, value_delimiter = ',')]
+    target_devices: Vec<String>,
     /// Print all figures as JSON instead of tables.
     #[arg(long)]
     json: bool,
 }
 
+impl Arguments {
+    fn target_transport(&self) -> TransportArguments {
+        let devices = if self.target_devices.is_empty() { &self.transport.devices } else { &self.target_devices };
+        TransportArguments { devices: devices.clone(), ..self.transport }
+    }
+
+    /// perftest between the first devices of both sides.
+    fn perftest(&self) -> Option<Perftest> {
+        match (self.transport.devices.first(), self.target_transport().devices.first()) {
+            (Some(near), Some(far)) if self.transport.protocol == Protocol::Rdma => Perftest::find(near, far),
+            _ => None,
+        }
+    }
+}
+
 /// A direction, seen from the process that submits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Operation {
+pub enum Operation {
     /// From the target.
     Read,
     /// To the target.
@@ -118,10 +140,36 @@ struct Sample {
     /// Seconds in a GiB, and microseconds in a request.
     cpu: f64,
     cpu_of_request: f64,
-    /// Median latency, divided by that of a plain round trip of the same size: the parked one, or the faster one for whoever polls.
+    /// Batches that were moved.
+    calls: usize,
+    beside: Option<Beside>,
+}
+
+/// A sample beside what was measured in the same round without an engine.
+struct Beside {
+    /// Median latency, divided by that of a plain round trip of the same size: the parked one, or the faster one for whoever polls. Or by
+    /// the time that perftest takes for a message, with one under way.
     latency_ratio: f64,
-    /// Rate, divided by that of two plain streams with messages of the same size.
+    /// Rate, divided by that of two plain streams with messages of the same size; or by that of perftest.
     rate_ratio: f64,
+    /// MB/s of perftest.
+    perftest: Option<f64>,
+}
+
+impl Beside {
+    fn sockets(sample: &Sample, cell: &Cell, raw: &Raw) -> Beside {
+        let plain = match cell.waiting {
+            Waiting::Polling => raw.polling.min(raw.parked),
+            Waiting::Parked => raw.parked,
+        };
+        Beside { latency_ratio: sample.p50 / plain, rate_ratio: sample.rate / raw.rates[&cell.batch], perftest: None }
+    }
+
+    /// As many messages, with as many under way.
+    fn perftest(sample: &Sample, cell: &Cell, perftest: &Perftest) -> Result<Beside, Box<dyn Error>> {
+        let rate = perftest.measure(cell.operation, cell.size, cell.batch * cell.threads, sample.calls * cell.batch)?;
+        Ok(Beside { latency_ratio: sample.p50 / (cell.size as f64 / rate), rate_ratio: sample.rate / rate, perftest: Some(rate) })
+    }
 }
 
 /// Plain sockets in one round, for one size.
@@ -164,8 +212,10 @@ struct Row {
     /// Median latency / that of a plain round trip: the parked one, or the faster one for whoever polls; for single requests on one
     /// thread.
     latency_to_raw: Option<Spread>,
-    /// Rate / that of two plain streams; where enough is asked at once.
+    /// Rate / that of two plain streams, where enough is asked at once; or / that of perftest.
     rate_to_raw: Option<Spread>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perftest_mb_per_s: Option<Spread>,
 }
 
 #[derive(Serialize)]
@@ -187,7 +237,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         return Err("--batches and --threads must be at least 1".into());
     }
     let machine = Machine::look();
-    let mut bench = Bench::start(arguments.memory)?;
+    let perftest = arguments.perftest();
+    let mut bench = Bench::start(arguments)?;
     let cells = cells(arguments);
     let mut raw: BTreeMap<usize, Vec<Raw>> = BTreeMap::new();
     let mut samples: Vec<Vec<Sample>> = cells.iter().map(|_| Vec::new()).collect();
@@ -195,19 +246,25 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let limit = Duration::from_millis(arguments.milliseconds);
     for round in 1..=arguments.rounds {
         eprintln!("round {round} of {}{}", arguments.rounds, if round == 1 { ", comparing content" } else { "" });
-        for size in arguments.sizes.iter().copied() {
+        // Where the engine uses RDMA, sockets say nothing about it.
+        for size in arguments.sizes.iter().copied().filter(|_| arguments.transport.protocol == Protocol::Tcp) {
             raw.entry(size).or_default().push(bench.measure_raw(size, &arguments.batches)?);
         }
         for (cell, samples) in cells.iter().zip(&mut samples) {
             fixed_work.push(time_fixed_work());
-            let beside = &raw[&cell.size][round as usize - 1];
             if round == 1 {
                 bench.prepare_content(cell)?;
             }
-            samples.push(bench.measure(cell, limit, beside)?);
+            let mut sample = bench.measure(cell, limit)?;
             if round == 1 {
                 bench.compare_content(cell)?;
             }
+            sample.beside = match (raw.get(&cell.size).and_then(|rounds| rounds.last()), &perftest) {
+                (Some(raw), _) => Some(Beside::sockets(&sample, cell, raw)),
+                (None, Some(perftest)) => Some(Beside::perftest(&sample, cell, perftest)?),
+                (None, None) => None,
+            };
+            samples.push(sample);
         }
     }
     let (raw, rows) = (raw_rows(&raw), rows(&cells, &samples));
@@ -259,13 +316,14 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(memory: usize) -> Result<Bench, Box<dyn Error>> {
+    fn start(arguments: &Arguments) -> Result<Bench, Box<dyn Error>> {
         eprintln!("starting the target");
-        let target = Target::start(memory, memory)?;
+        let memory = arguments.memory;
+        let target = Target::start(memory, memory, &arguments.target_transport())?;
         let mut arena = Arena::new(memory)?;
         // Pages are there before anything is timed.
         fill(arena.bytes_mut(), 0);
-        let engine = create_engine()?;
+        let engine = arguments.transport.create_engine()?;
         engine.register(arena.range(0, memory), &memory_options())?;
         let segment = engine.open_segment(&target.location.segment)?;
         Ok(Bench { engine, target, segment, arena, memory })
@@ -328,7 +386,7 @@ impl Bench {
         Ok(Raw { polling: median(Waiting::Polling)?, parked: median(Waiting::Parked)?, alike, rates })
     }
 
-    fn measure(&mut self, cell: &Cell, limit: Duration, raw: &Raw) -> Result<Sample, Box<dyn Error>> {
+    fn measure(&mut self, cell: &Cell, limit: Duration) -> Result<Sample, Box<dyn Error>> {
         let work: Vec<Vec<Request>> =
             (0..cell.threads).map(|thread| self.requests(cell.operation, cell.size, cell.batch, thread * cell.batch)).collect();
         // Connections and descriptors are there before anything is timed.
@@ -368,12 +426,8 @@ impl Bench {
             rate,
             cpu: cpu.as_secs_f64() / (bytes / f64::from(1 << 30)),
             cpu_of_request: cpu.as_secs_f64() * 1e6 / requests,
-            latency_ratio: p50
-                / match waiting {
-                    Waiting::Polling => raw.polling.min(raw.parked),
-                    Waiting::Parked => raw.parked,
-                },
-            rate_ratio: rate / raw.rates[&cell.batch],
+            calls: times.len(),
+            beside: None,
         })
     }
 }
@@ -422,6 +476,11 @@ fn raw_rows(raw: &BTreeMap<usize, Vec<Raw>>) -> Vec<RawRow> {
     raw.iter().map(row).collect()
 }
 
+/// One figure of each round, if they have it.
+fn beside(rounds: &[Sample], figure: impl Fn(&Beside) -> Option<f64>) -> Option<Spread> {
+    rounds.iter().map(|round| round.beside.as_ref().and_then(&figure)).collect::<Option<_>>().map(Spread::of)
+}
+
 fn rows(cells: &[Cell], samples: &[Vec<Sample>]) -> Vec<Row> {
     let row = |(cell, rounds): (&Cell, &Vec<Sample>)| Row {
         cell: *cell,
@@ -430,8 +489,9 @@ fn rows(cells: &[Cell], samples: &[Vec<Sample>]) -> Vec<Row> {
         mb_per_s: Spread::over(rounds, |round| round.rate),
         cpu_s_per_gib: Spread::over(rounds, |round| round.cpu),
         cpu_us_per_request: Spread::over(rounds, |round| round.cpu_of_request),
-        latency_to_raw: cell.is_single().then(|| Spread::over(rounds, |round| round.latency_ratio)),
-        rate_to_raw: (cell.bytes_at_once() >= FILLS_A_STREAM).then(|| Spread::over(rounds, |round| round.rate_ratio)),
+        latency_to_raw: beside(rounds, |beside| Some(beside.latency_ratio)).filter(|_| cell.is_single()),
+        rate_to_raw: beside(rounds, |beside| Some(beside.rate_ratio)).filter(|_| cell.bytes_at_once() >= FILLS_A_STREAM),
+        perftest_mb_per_s: beside(rounds, |beside| beside.perftest),
     };
     cells.iter().zip(samples).map(row).collect()
 }
@@ -439,8 +499,30 @@ fn rows(cells: &[Cell], samples: &[Vec<Sample>]) -> Vec<Row> {
 fn text(report: &Report<'_>) -> String {
     let rounds = report.settings.rounds;
     let mut out = report.machine.to_string();
-    out += &format!("\nTwo processes over the loopback interface; median (smallest..largest) of {rounds} rounds.\n");
-    out.push('\n');
+    let ways = match report.settings.transport.protocol {
+        Protocol::Tcp => "the loopback interface".to_string(),
+        Protocol::Rdma => {
+            let names = |transport: &TransportArguments| match transport.devices.as_slice() {
+                [] => "all devices".to_string(),
+                devices => devices.join(" and "),
+            };
+            format!("RDMA between {} and {}", names(&report.settings.transport), names(&report.settings.target_transport()))
+        }
+    };
+    out += &format!("\nTwo processes over {ways}; median (smallest..largest) of {rounds} rounds.\n");
+    if report.settings.transport.protocol == Protocol::Tcp {
+        out += &sockets_text(report);
+    } else if report.rows.iter().all(|row| row.perftest_mb_per_s.is_none()) {
+        out += "Not beside perftest: it is not installed, or --devices names none.\n";
+    }
+    out += &engine_text(report);
+    out += "\nEvery byte was compared where it arrived, in the first round.\n";
+    out += &noise(report.fixed_work_ms);
+    out
+}
+
+fn sockets_text(report: &Report<'_>) -> String {
+    let mut out = "\n".to_string();
     out += &output::paragraph(
         "Plain sockets: a message there and a byte back, the client polling or parked; and the same by the system calls that the engine \
          makes for a write, polling",
@@ -456,13 +538,26 @@ fn text(report: &Report<'_>) -> String {
     for (row, streams) in report.raw.iter().flat_map(|row| row.two_streams.iter().map(move |streams| (row, streams))) {
         out += &format!("{:>8} {:>7} {:>23}\n", output::bytes(row.size as u64), streams.batch, streams.mb_per_s);
     }
+    out
+}
+
+fn engine_text(report: &Report<'_>) -> String {
     let ratio = |ratio: Option<Spread>| ratio.map_or(String::new(), |ratio| ratio.to_string());
-    out.push('\n');
-    out += &output::paragraph(
+    let mut out = "\n".to_string();
+    let (plain_latency, plain_rate) = match report.settings.transport.protocol {
+        Protocol::Tcp => (
+            "that of a plain round trip of the same size in the same round: for whoever polls the faster one, else the parked one",
+            "that of the plain streams in the same round",
+        ),
+        Protocol::Rdma => (
+            "what perftest's ib_read_bw or ib_write_bw takes for a message in the same round, with one under way, polling",
+            "that of perftest with as many requests under way, in the same round",
+        ),
+    };
+    out += &output::paragraph(&format!(
         "Engine, one request at a time. Polling: a synchronous call, which polls for 50 us before it sleeps; parked: asleep until the \
-         batch's event. Latency; processor time of both processes for a request; latency / that of a plain round trip of the same size \
-         in the same round: for whoever polls the faster one, else the parked one (below 1 is better).",
-    );
+         batch's event. Latency; processor time of both processes for a request; latency / {plain_latency} (below 1 is better)."
+    ));
     out += &format!(
         "\n{:<5} {:>7} {:<7} {:>23} {:>7} {:>19} {:>7} {:>17}\n",
         "", "size", "waiting", "p50, us", "p99, us", "MB/s", "CPU, us", "latency ratio"
@@ -484,10 +579,10 @@ fn text(report: &Report<'_>) -> String {
     let mut streams = report.rows.iter().filter(|row| !row.cell.is_single()).peekable();
     if streams.peek().is_some() {
         out.push('\n');
-        out += &output::paragraph(
+        out += &output::paragraph(&format!(
             "Engine, by requests in a batch and threads that submit: latency of a whole batch; rate; processor time of both processes; rate \
-             / that of the plain streams in the same round (above 1 is better).",
-        );
+             / {plain_rate} (above 1 is better)."
+        ));
         out += &format!(
             "\n{:<5} {:>7} {:>5} {:>3} {:>23} {:>7} {:>19} {:>7} {:>17}\n",
             "", "size", "batch", "thr", "p50, us", "p99, us", "MB/s", "s/GiB", "rate ratio"
@@ -509,8 +604,6 @@ fn text(report: &Report<'_>) -> String {
         );
         out += &format!("{}\n", line.trim_end());
     }
-    out += "\nEvery byte was compared where it arrived, in the first round.\n";
-    out += &noise(report.fixed_work_ms);
     out
 }
 
