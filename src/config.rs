@@ -44,6 +44,8 @@ pub struct Config {
     pub tcp_bind_address: Option<String>,
     /// Part of the prefix of metadata keys.
     pub metadata_cluster_id: String,
+    /// What a redis metadata server asks of its clients.
+    pub redis: RedisConfig,
     /// Whether descriptors of peers are fetched anew at every use.
     pub disable_metacache: bool,
     /// How often descriptors of peers are fetched anew in the background.
@@ -95,6 +97,26 @@ pub struct TopologyConfig {
     pub round_robin: bool,
     /// Whether automatic discovery installs RDMA even where it finds no NIC.
     pub force_rdma: bool,
+}
+
+/// The part of the configuration about a redis metadata server.
+#[derive(Clone, Default)]
+pub struct RedisConfig {
+    /// Whose password it is; the server's default user without.
+    pub username: Option<String>,
+    /// Without one nothing is authenticated, whatever the user.
+    pub password: Option<String>,
+    /// Number of the database.
+    pub database: u8,
+}
+
+/// The password stays hidden.
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let password = self.password.as_ref().map(|_| "(hidden)");
+        let RedisConfig { username, database, .. } = self;
+        f.debug_struct("RedisConfig").field("username", username).field("password", &password).field("database", database).finish()
+    }
 }
 
 /// The part of the configuration about the RDMA transport.
@@ -211,6 +233,7 @@ impl Config {
             legacy_rpc_port_binding: false,
             tcp_bind_address: None,
             metadata_cluster_id: String::new(),
+            redis: RedisConfig::default(),
             disable_metacache: false,
             metadata_refresh_interval: None,
             force_tcp: false,
@@ -550,13 +573,26 @@ pub static VARIABLES: &[Variable] = &[
         effect: Some(|config, value| config.metadata_cluster_id = value.text().unwrap_or_default().to_string()),
         ..CORE
     },
-    Variable { name: "MC_REDIS_USERNAME", kind: Kind::Text, help: "User of the redis metadata server.", ..CORE },
-    Variable { name: "MC_REDIS_PASSWORD", kind: Kind::Secret, help: "Password of the redis metadata server.", ..CORE },
+    Variable {
+        name: "MC_REDIS_USERNAME",
+        kind: Kind::Text,
+        help: "User of the redis metadata server; its default user without. Counts only with a password.",
+        effect: Some(|config, value| config.redis.username = value.text().map(str::to_string)),
+        ..CORE
+    },
+    Variable {
+        name: "MC_REDIS_PASSWORD",
+        kind: Kind::Secret,
+        help: "Password of the redis metadata server; nothing is authenticated without.",
+        effect: Some(|config, value| config.redis.password = value.text().map(str::to_string)),
+        ..CORE
+    },
     Variable {
         name: "MC_REDIS_DB_INDEX",
         kind: Kind::Number(&[0..=255], Unit::One),
         default: Preset::Text("0"),
         help: "Database of the redis metadata server.",
+        effect: Some(|config, value| config.redis.database = value.number() as u8),
         ..CORE
     },
     Variable {
@@ -1529,6 +1565,9 @@ mod tests {
         let reading = reading(&environment, "MC_REDIS_PASSWORD");
         assert_eq!((reading.text.as_deref(), reading.shown_value().as_str()), (Some("(hidden)"), "(hidden)"));
         assert_eq!(reading.value, Value::Text("hunter2".to_string()));
+        let config = environment.config();
+        assert_eq!(config.redis.password.as_deref(), Some("hunter2"));
+        assert!(!format!("{config:?}").contains("hunter2"));
     }
 
     #[test]

@@ -13,10 +13,11 @@ use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
 use super::Notification;
-use super::address::{HostPort, is_ipv6_literal};
+use super::address::HostPort;
 use super::frame::{self, Fault, Kind};
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
+use crate::metadata::host_port::is_ipv6_literal;
 use crate::metadata::{excerpt, write_json, write_json_string};
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::sys::event::EventFd;

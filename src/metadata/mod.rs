@@ -9,6 +9,7 @@
 
 mod decode;
 mod encode;
+pub mod host_port;
 pub mod store;
 
 use std::collections::BTreeMap;

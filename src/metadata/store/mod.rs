@@ -1,11 +1,36 @@
 //! Metadata servers: where engines with names of their own find each other.
 //!
 //! A server keeps texts under keys. An engine writes two: where its handshake channel is, and its segment's descriptor. [`Keys`] says how they are
-//! called; [`Store`] is what an engine needs of a server, whichever it is.
+//! called; [`Store`] is what an engine needs of a server, whichever it is; [`connect`] makes one.
+//!
+//! HTTP and etcd are in builds with the feature `http`, redis in those with `redis`, and TLS in those with `tls`.
+
+#[cfg(any(feature = "http", feature = "redis"))]
+mod connection;
+#[cfg(feature = "http")]
+mod etcd;
+#[cfg(feature = "http")]
+mod http;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(all(test, any(feature = "http", feature = "redis")))]
+mod stub;
 
 use std::sync::Arc;
+#[cfg(any(feature = "http", feature = "redis"))]
+use std::time::Duration;
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Code, Error, Result};
+use crate::metadata::excerpt;
+
+/// How long a call may take, whatever has to be done for it. What is left of five seconds is for threads that get no processor.
+#[cfg(any(feature = "http", feature = "redis"))]
+const CALL_LIMIT: Duration = Duration::from_millis(4500);
+
+/// Longest text that is accepted, in bytes: twice what peers accept of each other.
+#[cfg(any(feature = "http", feature = "redis"))]
+const LONGEST_TEXT: u64 = 256 << 20;
 
 /// A metadata server. Any thread may call anything at any time; a call blocks for five seconds at most, whatever the server does.
 ///
@@ -21,6 +46,63 @@ pub trait Store: Send + Sync {
 
     /// Removes a key. That there is none is no error.
     fn remove(&self, key: &str) -> Result<()>;
+}
+
+/// The metadata server of a connection string: `http://host:port/path`, `https://…`, `redis://host[:port]`, `etcd://endpoints`, or
+/// endpoints of etcd alone, separated by commas or semicolons.
+///
+/// Nothing is sent yet: a server that cannot be reached shows at the first call, which names it. Errors:
+/// [`Code::InvalidArgument`], the string is malformed; [`Code::NotImplemented`], its scheme is unknown, or this build lacks it.
+pub fn connect(uri: &str, config: &Config) -> Result<Arc<dyn Store>> {
+    // Endpoints may be URLs themselves, so what comes before "://" must look like a scheme.
+    let is_scheme = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let (scheme, rest) = uri.split_once("://").filter(|(scheme, _)| is_scheme(scheme)).unwrap_or(("etcd", uri));
+    if rest.is_empty() {
+        let text = format!("'{}' names no metadata server; {KNOWN}", excerpt(uri));
+        return Err(Error::new(Code::InvalidArgument, text));
+    }
+    match scheme {
+        #[cfg(feature = "http")]
+        "http" | "https" => Ok(Arc::new(http::HttpStore::new(uri)?)),
+        #[cfg(feature = "http")]
+        "etcd" => Ok(Arc::new(etcd::EtcdStore::new(rest)?)),
+        #[cfg(feature = "redis")]
+        "redis" => Ok(Arc::new(redis::RedisStore::new(rest, &config.redis)?)),
+        #[cfg(not(feature = "http"))]
+        "http" | "https" | "etcd" => Err(lacks(scheme, "http")),
+        #[cfg(not(feature = "redis"))]
+        "redis" => Err(lacks(scheme, "redis")),
+        _ => {
+            let text = format!("metadata servers of scheme '{}' are not known; {KNOWN}", excerpt(scheme));
+            Err(Error::new(Code::NotImplemented, text))
+        }
+    }
+}
+
+const KNOWN: &str = "known are http://host:port/path, redis://host:port, etcd://host:port,…, and P2PHANDSHAKE for none";
+
+#[cfg(not(all(feature = "http", feature = "redis")))]
+#[track_caller]
+fn lacks(scheme: &str, feature: &str) -> Error {
+    Error::new(
+        Code::NotImplemented,
+        format!("this build knows no metadata servers of scheme '{scheme}': build with the feature {feature}"),
+    )
+}
+
+/// The error of a call that a server did not answer well.
+#[cfg(any(feature = "http", feature = "redis"))]
+#[track_caller]
+fn failed(call: &str, key: &str, server: &str, reason: String) -> Error {
+    Error::new(Code::Metadata, format!("{call} of '{}' at metadata server {server} failed: {reason}", excerpt(key)))
+}
+
+#[cfg(any(feature = "http", feature = "redis"))]
+fn text_of(bytes: Vec<u8>) -> std::result::Result<String, String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let bytes = error.as_bytes();
+        format!("what it has is no text: {}", excerpt(&String::from_utf8_lossy(&bytes[..bytes.len().min(1000)])))
+    })
 }
 
 /// How the keys of engines are called.
