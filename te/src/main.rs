@@ -1,18 +1,21 @@
-//! The command-line program of the transfer engine: shows what an engine would find on this machine, and measures engines.
+//! The command-line program of the transfer engine: shows what an engine would find on this machine, measures engines, and serves their
+//! metadata.
 //!
 //! Results go to standard output, progress and errors to standard error. Exit status: 0 done, 1 failed, 2 wrong arguments.
 
 mod bench;
 mod info;
+mod metadata_server;
 mod output;
 mod ring;
+mod size;
 mod system;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Shows and measures Mooncake transfer engines.
+/// Shows and measures Mooncake transfer engines, and serves their metadata.
 #[derive(Parser)]
 #[command(version, about, disable_help_subcommand = true)]
 struct Arguments {
@@ -27,12 +30,15 @@ enum Command {
     /// Measure engines of this library.
     #[command(subcommand)]
     Bench(bench::Command),
+    /// Keep the metadata of a cluster's engines, over HTTP, until SIGTERM or SIGINT.
+    MetadataServer(metadata_server::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Info(arguments) => info::run(&arguments).map_err(Into::into),
         Command::Bench(command) => bench::run(&command),
+        Command::MetadataServer(arguments) => metadata_server::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
