@@ -266,6 +266,33 @@ class EtcdServer(Server):
         return next(int(float(line[len(name):])) for line in text.decode().splitlines() if line.startswith(name))
 
 
+class EtcdWithPassword(EtcdServer):
+    """Open to one user only."""
+
+    user, password = "moon cake", "pass@word/:%"
+
+    def prepare(self):
+        super().prepare()
+        self.is_locked = False
+
+    @property
+    def uri(self):
+        return f"etcd://{escape(self.user)}:{escape(self.password)}@127.0.0.1:{self.port}"
+
+    def check(self):
+        if not self.is_locked:
+            server = Etcd(f"127.0.0.1:{self.port}")
+            for user in (self.user, "root"):
+                server.ask("auth/user/add", name=user, password=self.password)
+                server.ask("auth/user/grant", user=user, role="root")
+            server.ask("auth/enable")
+            self.is_locked = True
+        super().check()
+
+    def client(self):
+        return Etcd(f"127.0.0.1:{self.port}", self.user, self.password)
+
+
 class PythonServer(HttpServer):
     """The HTTP server of upstream's package: refuses to write a key that contains rpc_meta and is there."""
 
@@ -281,7 +308,8 @@ class OwnServer(HttpServer):
 
     def count_puts(self):
         _, text = Http(self.uri).send("GET", "/metrics")
-        return text
+        start = 'te_metadata_requests_total{method="PUT"'
+        return sum(int(line.rsplit(" ", 1)[1]) for line in text.decode().splitlines() if line.startswith(start))
 
 
 class Relay:

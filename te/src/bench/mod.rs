@@ -7,6 +7,7 @@
 mod machine;
 mod open;
 mod pin;
+mod publish;
 mod raw;
 mod register;
 mod statistics;

@@ -81,6 +81,11 @@ class EtcdServer:
     survives = True
 
 
+class EtcdWithPassword(EtcdServer):
+    make = servers.EtcdWithPassword
+    wheel_speaks = False
+
+
 class PythonServer:
     make = servers.PythonServer
     refuses_rewrites = True

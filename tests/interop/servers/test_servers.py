@@ -3,7 +3,8 @@
 import json
 import re
 
-from backends import EtcdServer, OwnServer, PythonServer, RedisServer, RedisWithPassword, ServerTestCase, Stub, mask, with_each
+from backends import (EtcdServer, EtcdWithPassword, OwnServer, PythonServer, RedisServer, RedisWithPassword, ServerTestCase, Stub, mask,
+                      with_each)
 from engine import READ, WRITE
 from harness import MIB, WHEEL, better_than_upstream, checks_itself
 from metadata_servers import escape
@@ -12,7 +13,7 @@ NAMES = [("nodeA:12345", "nodeB"), ("with space", "group/node"), ("ünïcödé �
 ALL_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7f) if chr(code) != "/") + "ü✓\U0001f600"
 
 
-@with_each(OwnServer, RedisServer, RedisWithPassword, EtcdServer, PythonServer, Stub)
+@with_each(OwnServer, RedisServer, RedisWithPassword, EtcdServer, EtcdWithPassword, PythonServer, Stub)
 class Servers:
     def test_bytes_and_notifications_go_both_ways(self):
         for names in NAMES:
