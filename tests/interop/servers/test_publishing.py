@@ -131,6 +131,7 @@ class BadServer(ServerTestCase):
 
     make = Stub.make
 
+    @library_only
     def test_32_threads_end_within_bounds_and_what_succeeded_is_there(self):
         engine, peer = self.start("engine"), self.start("peer", registered=MIB)
         threads, each = 32, 8
