@@ -230,3 +230,190 @@ impl Store for EtcdStore {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    use super::super::stub::{Request, Stub, http_stub, misbehave, reset, unreachable};
+    use super::*;
+
+    fn store(stub: &Stub) -> EtcdStore {
+        EtcdStore::new(&stub.address.to_string()).unwrap()
+    }
+
+    fn pieces(text: &[&str]) -> Vec<Arc<str>> {
+        text.iter().map(|piece| Arc::from(*piece)).collect()
+    }
+
+    /// A gateway with texts by key.
+    fn gateway() -> impl Fn(Request) -> (u16, String) + Send + Sync + 'static {
+        let texts = Mutex::new(HashMap::new());
+        move |request| {
+            assert_eq!(request.method, "POST");
+            let body: serde_json::Value = serde_json::from_str(&request.body).unwrap();
+            let field = |name: &str| body[name].as_str().unwrap().to_string();
+            let mut texts = texts.lock();
+            let answer = match request.target.as_str() {
+                "/v3/kv/put" => texts.insert(field("key"), field("value")).map(|_| String::new()).unwrap_or_default(),
+                "/v3/kv/range" => match texts.get(&field("key")) {
+                    Some(text) => format!(
+                        ",\"kvs\":[{{\"key\":\"{}\",\"version\":\"1\",\"value\":\"{text}\"}}],\"count\":\"1\"",
+                        field("key")
+                    ),
+                    None => String::new(),
+                },
+                "/v3/kv/deleterange" => texts.remove(&field("key")).map(|_| ",\"deleted\":\"1\"".into()).unwrap_or_default(),
+                _ => return (404, "404 page not found".into()),
+            };
+            (200, format!("{{\"header\":{{\"cluster_id\":\"1\"}}{answer}}}"))
+        }
+    }
+
+    #[test]
+    fn texts_are_written_read_and_removed() {
+        let stub = http_stub(gateway());
+        let store = store(&stub);
+        let key = "mooncake/ram/nodeA:12345";
+        assert_eq!(store.get(key).unwrap(), None);
+        store.put(key, &pieces(&["{\"a\":", "", "1}\n"])).unwrap();
+        assert_eq!(store.get(key).unwrap().unwrap(), "{\"a\":1}\n");
+        store.remove(key).unwrap();
+        store.remove(key).unwrap();
+        assert_eq!(store.get(key).unwrap(), None);
+        let long: Vec<Arc<str>> = (0..1000).map(|number| format!("{number:>4000}").into()).collect();
+        store.put(key, &long).unwrap();
+        assert_eq!(store.get(key).unwrap().unwrap(), long.concat());
+        assert_eq!(stub.connections(), 1);
+    }
+
+    #[test]
+    fn keys_and_texts_are_in_base64() {
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = requests.clone();
+        let stub = http_stub(move |request| {
+            seen.lock().push(format!("{} {}", request.target, request.body));
+            (200, "{}".into())
+        });
+        let store = store(&stub);
+        store.put("ä", &pieces(&["ab", "c\n"])).unwrap();
+        store.get("ä").unwrap();
+        store.remove("ä").unwrap();
+        assert_eq!(
+            *requests.lock(),
+            [
+                "/v3/kv/put {\"key\":\"w6Q=\",\"value\":\"YWJjCg==\"}",
+                "/v3/kv/range {\"key\":\"w6Q=\"}",
+                "/v3/kv/deleterange {\"key\":\"w6Q=\"}",
+            ]
+        );
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        for (status, said, advice) in [
+            (400, "etcdserver: request is too large", "--max-request-bytes"),
+            (429, "grpc: received message larger than max (4 vs. 2)", "--max-request-bytes"),
+            (400, "etcdserver: user name is empty", "etcd://user:password@"),
+            (403, "etcdserver: permission denied", "etcd://user:password@"),
+            (404, "404 page not found", "version 3.4"),
+        ] {
+            let stub = http_stub(move |_| (status, format!("{{\"error\":\"{said}\",\"code\":3}}")));
+            let error = store(&stub).put("key", &pieces(&["{}\n"])).unwrap_err();
+            assert_eq!(error.code(), Code::Metadata);
+            assert!(error.message().contains(said) && error.message().contains(advice), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_user_gets_a_token_and_a_new_one_when_it_is_forgotten() {
+        let (requests, valid) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
+        let (seen, current) = (requests.clone(), valid.clone());
+        let stub = http_stub(move |request| {
+            seen.lock().push(request.target.clone());
+            if request.target == "/v3/auth/authenticate" {
+                assert_eq!(request.body, "{\"name\":\"me\",\"password\":\"my \\\"secret@\"}");
+                *current.lock() += 1;
+                return (200, format!("{{\"token\":\"t.{}\"}}", current.lock()));
+            }
+            match request.head.contains(&format!("authorization: t.{}\r\n", current.lock())) {
+                true => (200, "{}".into()),
+                false => (401, "{\"error\":\"etcdserver: invalid auth token\",\"code\":16}".into()),
+            }
+        });
+        let store = EtcdStore::new(&format!("me:my%20\"secret%40@{}", stub.address)).unwrap();
+        let authenticate = "/v3/auth/authenticate";
+        store.put("key", &pieces(&["{}\n"])).unwrap();
+        store.remove("key").unwrap();
+        assert_eq!(std::mem::take(&mut *requests.lock()), [authenticate, "/v3/kv/put", "/v3/kv/deleterange"]);
+        *valid.lock() += 1;
+        store.remove("key").unwrap();
+        assert_eq!(*requests.lock(), ["/v3/kv/deleterange", authenticate, "/v3/kv/deleterange"]);
+    }
+
+    #[test]
+    fn a_refused_password_is_not_tried_elsewhere_and_not_shown() {
+        let stub = http_stub(|_| (400, "{\"error\":\"etcdserver: authentication failed, invalid user ID or password\"}".into()));
+        let store = EtcdStore::new(&format!("me:secret@{0},{0}", stub.address)).unwrap();
+        let error = store.get("key").unwrap_err();
+        assert!(error.message().contains("authentication failed") && !error.message().contains("secret"), "{error}");
+        assert_eq!(stub.connections(), 1);
+    }
+
+    #[test]
+    fn the_next_endpoint_is_asked_when_one_fails_and_first_from_then_on() {
+        let (nowhere, _waiting) = unreachable();
+        let drops = Stub::new(|stream, _| reset(stream));
+        let silent = Stub::new(|stream, _| super::super::stub::hold(stream));
+        let no_leader = http_stub(|_| (503, "{\"error\":\"etcdserver: no leader\",\"code\":14}".into()));
+        let garbage = http_stub(|_| (200, "<html>".into()));
+        let good = http_stub(gateway());
+        for bad in [nowhere, drops.address, silent.address, no_leader.address, garbage.address] {
+            let store = EtcdStore::new(&format!("{bad};{}", good.address)).unwrap();
+            store.put("key", &pieces(&["{}\n"])).unwrap();
+            assert_eq!(store.preferred.load(Ordering::Relaxed), 1);
+            assert_eq!(store.get("key").unwrap().unwrap(), "{}\n");
+        }
+        let asked = garbage.connections();
+        let error = EtcdStore::new(&format!("{},{}", no_leader.address, garbage.address)).unwrap().get("key").unwrap_err();
+        assert!(error.message().contains("no leader") && error.message().contains("<html>"), "{error}");
+        assert_eq!(garbage.connections(), asked + 1);
+    }
+
+    /// Were there no deadline, this would not end.
+    #[test]
+    fn calls_end_whatever_the_endpoints_do() {
+        let ignores = Stub::new(misbehave);
+        let dribbles = Stub::new(|mut stream: TcpStream, _| {
+            use std::io::Write;
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n");
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (nowhere, _waiting) = unreachable();
+        let list = format!("{0},{0},{0},{1},{2}", ignores.address, dribbles.address, nowhere);
+        let started = Instant::now();
+        assert_eq!(EtcdStore::new(&list).unwrap().get("key").unwrap_err().code(), Code::Metadata);
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn endpoints_are_read_and_what_is_none_is_refused() {
+        let store = EtcdStore::new("h1, h2:1;http://h3:2/ ,,[::1]:3").unwrap();
+        let shown: Vec<&str> = store.endpoints.iter().map(Client::shown).collect();
+        assert_eq!(shown, ["http://h1:2379", "http://h2:1", "http://h3:2", "http://[::1]:3"]);
+        for text in
+            [",;", "@h", "me@h", ":secret@h", "http://me:secret@h", "me:secret@", "h:port", "h:99999", "a b", "ftp://h", "::1"]
+        {
+            let error = EtcdStore::new(text).err().unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(error.code(), Code::InvalidArgument, "{text}");
+            assert!(!error.message().contains("secret"), "{error}");
+        }
+        if !cfg!(feature = "tls") {
+            assert_eq!(EtcdStore::new("https://h:2379").err().unwrap().code(), Code::NotImplemented);
+        }
+    }
+}

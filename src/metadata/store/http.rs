@@ -416,3 +416,360 @@ impl Transport for Wire {
         self.connection.is_quiet()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::net::TcpStream;
+
+    use parking_lot::Mutex;
+
+    use super::super::stub::{Request, Stub, answer, http_stub, misbehave, read_request, reset, unreachable};
+    use super::*;
+
+    fn store(stub: &Stub) -> HttpStore {
+        HttpStore::new(&format!("http://{}/metadata", stub.address)).unwrap()
+    }
+
+    fn pieces(text: &[&str]) -> Vec<Arc<str>> {
+        text.iter().map(|piece| Arc::from(*piece)).collect()
+    }
+
+    /// Keeps texts as Mooncake's servers do; `refuses` says whether it keeps locations from being replaced.
+    fn serve(refuses: bool) -> (Stub, Arc<Mutex<Vec<Request>>>) {
+        let (requests, texts) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(HashMap::new()));
+        let seen = requests.clone();
+        let stub = http_stub(move |request| {
+            requests.lock().push(request.clone());
+            let (mut texts, key) = (texts.lock(), request.target.clone());
+            match request.method.as_str() {
+                "GET" => texts.get(&key).cloned().map_or((404, "metadata not found".into()), |text| (200, text)),
+                "PUT" if refuses && key.contains("rpc_meta") && texts.contains_key(&key) => (400, "Duplicate rpc_meta key".into()),
+                "PUT" => (200, texts.insert(key, request.body).map(|_| String::new()).unwrap_or_default()),
+                _ => (if texts.remove(&key).is_some() { 200 } else { 404 }, String::new()),
+            }
+        });
+        (stub, seen)
+    }
+
+    #[test]
+    fn keys_are_escaped_as_libcurl_does() {
+        for (text, escaped) in [
+            ("mooncake/ram/nodeA:12345", "mooncake%2Fram%2FnodeA%3A12345"),
+            ("AZaz09-._~", "AZaz09-._~"),
+            (
+                " !\"#$%&'()*+,/:;<=>?@[\\]^`{|}",
+                "%20%21%22%23%24%25%26%27%28%29%2A%2B%2C%2F%3A%3B%3C%3D%3E%3F%40%5B%5C%5D%5E%60%7B%7C%7D",
+            ),
+            ("ä\n\u{7f}", "%C3%A4%0A%7F"),
+            ("[::1]:1", "%5B%3A%3A1%5D%3A1"),
+        ] {
+            assert_eq!(escape(text), escaped);
+            assert_eq!(unescape(escaped), text.as_bytes());
+        }
+        assert_eq!(unescape("%zz%2"), b"%zz%2");
+    }
+
+    #[test]
+    fn texts_are_written_read_and_removed_as_upstream_does_on_one_connection() {
+        let (stub, requests) = serve(false);
+        let store = store(&stub);
+        let key = "mooncake/ram/nodeA:12345";
+        assert_eq!(store.get(key).unwrap(), None);
+        store.put(key, &pieces(&["{\"a\":", "", "1}\n", ""])).unwrap();
+        assert_eq!(store.get(key).unwrap().unwrap(), "{\"a\":1}");
+        store.put(key, &pieces(&["{}", "\n"])).unwrap();
+        assert_eq!(store.get(key).unwrap().unwrap(), "{}");
+        store.remove(key).unwrap();
+        store.remove(key).unwrap();
+        assert_eq!(stub.connections(), 1);
+        let requests = requests.lock();
+        assert!(requests.iter().all(|request| request.target == "/metadata?key=mooncake%2Fram%2FnodeA%3A12345"), "{requests:?}");
+        assert!(requests[1].head.contains("content-type: application/json\r\n"), "{}", requests[1].head);
+        assert!(
+            requests[1].head.contains("content-length: 7\r\n") && !requests[1].head.contains("expect:"),
+            "{}",
+            requests[1].head
+        );
+    }
+
+    #[test]
+    fn long_texts_arrive_whole() {
+        let (stub, _) = serve(false);
+        let store = store(&stub);
+        let text: Vec<Arc<str>> = (0..1000).map(|number| format!("{number:>4000}").into()).collect();
+        store.put("key", &text).unwrap();
+        assert_eq!(store.get("key").unwrap().unwrap(), text.concat());
+    }
+
+    #[test]
+    fn only_status_200_is_success() {
+        for status in [201, 204, 301, 401, 500, 503] {
+            let stub = http_stub(move |_| (status, if status == 204 { String::new() } else { "be\nquiet".into() }));
+            let store = store(&stub);
+            for error in [
+                store.get("a key").unwrap_err(),
+                store.put("a key", &pieces(&["{}\n"])).unwrap_err(),
+                store.remove("a key").unwrap_err(),
+            ] {
+                assert_eq!(error.code(), Code::Metadata);
+                let text = error.message();
+                let said = if status == 204 { "" } else { ": be\\nquiet" };
+                assert!(text.contains("'a key'") && text.ends_with(&format!("status {status}{said}")), "{text}");
+                assert!(text.contains(&format!("http://{}/metadata", stub.address)), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_location_that_a_server_does_not_replace_is_removed_and_written_again() {
+        let (stub, requests) = serve(true);
+        let store = store(&stub);
+        let methods = || std::mem::take(&mut *requests.lock()).into_iter().map(|request| request.method).collect::<Vec<_>>();
+        store.put("rpc_meta/a", &pieces(&["{\"port\":1}\n"])).unwrap();
+        assert_eq!(methods(), ["PUT"]);
+        store.put("rpc_meta/a", &pieces(&["{\"port\"", ":1}\n"])).unwrap();
+        assert_eq!(methods(), ["PUT", "GET"]);
+        store.put("rpc_meta/a", &pieces(&["{\"port\":2}\n"])).unwrap();
+        assert_eq!(methods(), ["PUT", "GET", "DELETE", "PUT"]);
+        assert_eq!(store.get("rpc_meta/a").unwrap().unwrap(), "{\"port\":2}");
+    }
+
+    #[test]
+    fn a_refused_text_is_not_tried_for_ever_and_a_refused_descriptor_not_removed() {
+        let methods = Arc::new(Mutex::new(Vec::new()));
+        let seen = methods.clone();
+        let stub = http_stub(move |request| {
+            seen.lock().push(request.method.clone());
+            if request.method == "PUT" { (400, "no".into()) } else { (200, "old".into()) }
+        });
+        let store = store(&stub);
+        assert!(store.put("rpc_meta/a", &pieces(&["new\n"])).unwrap_err().message().ends_with("status 400: no"));
+        assert_eq!(std::mem::take(&mut *methods.lock()), ["PUT", "GET", "DELETE", "PUT"]);
+        assert!(store.put("ram/a", &pieces(&["new\n"])).unwrap_err().message().ends_with("status 400: no"));
+        assert_eq!(*methods.lock(), ["PUT"]);
+    }
+
+    #[test]
+    fn a_kept_connection_that_was_lost_is_replaced_once() {
+        let stub = Stub::new(|mut stream, number| {
+            // Connections 0 and 2 take a second request and are lost over it.
+            while let Some(request) = read_request(&mut stream) {
+                if request.method == "PUT" && number.is_multiple_of(2) {
+                    return reset(stream);
+                }
+                answer(&mut stream, 200, "text");
+            }
+        });
+        let store = store(&stub);
+        store.get("key").unwrap();
+        store.put("key", &pieces(&["text"])).unwrap();
+        assert_eq!(stub.connections(), 2);
+        let stub = Stub::new(|mut stream, _| {
+            read_request(&mut stream);
+            reset(stream);
+        });
+        let store = self::store(&stub);
+        assert_eq!(store.remove("key").unwrap_err().code(), Code::Metadata);
+        assert_eq!(stub.connections(), 2);
+    }
+
+    #[test]
+    fn a_server_that_was_away_is_used_again() {
+        let stub = Stub::new(|mut stream, number| {
+            while number >= 2 && read_request(&mut stream).is_some() {
+                answer(&mut stream, 200, "back");
+            }
+        });
+        let store = store(&stub);
+        assert_eq!(store.get("key").unwrap_err().code(), Code::Metadata);
+        assert_eq!(store.get("key").unwrap().unwrap(), "back");
+    }
+
+    #[test]
+    fn answers_that_break_off_are_errors() {
+        let says = |text: &'static str| {
+            Stub::new(move |mut stream, _| {
+                read_request(&mut stream);
+                let _ = stream.write_all(text.as_bytes());
+                if text.ends_with('!') {
+                    reset(stream)
+                }
+            })
+        };
+        for text in [
+            "",
+            "garbage without end of line",
+            "SSH-2.0-OpenSSH\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Len",
+            "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
+            "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nreset!",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhalf",
+        ] {
+            let stub = says(text);
+            assert_eq!(store(&stub).get("key").unwrap_err().code(), Code::Metadata, "{text}");
+            assert!(stub.connections() <= 2, "{text}");
+        }
+        let latin = Stub::new(|mut stream, _| {
+            read_request(&mut stream);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xe4!");
+        });
+        assert!(store(&latin).get("key").unwrap_err().message().contains("no text"));
+    }
+
+    #[test]
+    fn a_text_without_end_is_given_up() {
+        let stub = Stub::new(|mut stream, _| {
+            read_request(&mut stream);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+            while stream.write_all(chunk.as_bytes()).is_ok() {}
+        });
+        let end = Instant::now() + Duration::from_secs(600);
+        let reason = store(&stub).client.exchange(Method::GET, "", &[], None, end).err().unwrap();
+        assert_eq!(reason, format!("its answer is longer than {LONGEST_TEXT} bytes"));
+    }
+
+    /// Were there no deadline, this would not end.
+    #[test]
+    fn calls_end_whatever_the_server_does() {
+        let mut kept = Vec::new();
+        let ignores = Stub::new(misbehave);
+        // Sends the beginning of a good answer, then the rest a byte at a time.
+        let dribbles = Stub::new(|mut stream: TcpStream, _| {
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n");
+            while stream.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        // Takes a request a byte at a time.
+        let sips = Stub::new(|mut stream: TcpStream, _| {
+            while stream.read_exact(&mut [0]).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (nowhere, waiting) = unreachable();
+        let mut addresses = vec![ignores.address; 3];
+        addresses.extend([dribbles.address, sips.address, nowhere]);
+        kept.push(waiting);
+        let long = vec![Arc::<str>::from("x".repeat(1 << 20)); 16];
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for address in addresses {
+                let (long, store) = (&long, HttpStore::new(&format!("http://{address}")).unwrap());
+                scope.spawn(move || {
+                    assert_eq!(store.put("key", long).unwrap_err().code(), Code::Metadata);
+                    assert_eq!(store.get("key").unwrap_err().code(), Code::Metadata);
+                });
+            }
+        });
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn threads_get_each_its_own_answer_of_a_server_that_delays_drops_and_errs() {
+        let dropped = Mutex::new(HashSet::new());
+        let texts = Mutex::new(HashMap::new());
+        let stub = Stub::new(move |mut stream, _| {
+            while let Some(Request { method, target, body, .. }) = read_request(&mut stream) {
+                let first = dropped.lock().insert((method.clone(), target.clone()));
+                if target.contains("delay") {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                if target.contains("gone") || (target.contains("drop") && first) {
+                    return reset(stream);
+                }
+                match method.as_str() {
+                    _ if target.contains("err") => answer(&mut stream, 500, "no"),
+                    "PUT" => {
+                        texts.lock().insert(target, body);
+                        answer(&mut stream, 200, "");
+                    }
+                    _ => {
+                        let text = texts.lock().get(&target).cloned();
+                        answer(&mut stream, if text.is_some() { 200 } else { 404 }, &text.unwrap_or_default());
+                    }
+                }
+            }
+        });
+        let store = store(&stub);
+        std::thread::scope(|scope| {
+            for thread in 0..32 {
+                let store = &store;
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        for what in ["good", "delay", "drop", "err", "gone"] {
+                            let key = format!("{what}{thread}.{round}");
+                            let (put, got) = (store.put(&key, &pieces(&[&key, "\n"])), store.get(&key));
+                            match what {
+                                "err" | "gone" => assert!(put.is_err() && got.is_err(), "{key}"),
+                                _ => assert_eq!((put.ok(), got.unwrap()), (Some(()), Some(key))),
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn credentials_of_the_url_are_sent_and_not_shown() {
+        let (stub, requests) = serve(false);
+        let store = HttpStore::new(&format!("http://me:my%20secret@{}/metadata", stub.address)).unwrap();
+        store.get("key").unwrap();
+        // "me:my secret" in base64, in lower case as the stub keeps heads.
+        assert!(requests.lock()[0].head.contains("authorization: basic bwu6bxkgc2vjcmv0\r\n"), "{:?}", requests.lock()[0]);
+        assert!(!store.client.shown().contains("secret"), "{}", store.client.shown());
+    }
+
+    #[test]
+    fn a_proxy_of_the_environment_is_not_used() {
+        const NAME: &str = "metadata::store::http::tests::a_proxy_of_the_environment_is_not_used";
+        if std::env::var_os("http_proxy").is_none() {
+            // The environment of this process is everybody's, so another one has it.
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+                child.env(name, "http://127.0.0.1:1");
+            }
+            let output = child.args([NAME, "--exact"]).env_remove("no_proxy").env_remove("NO_PROXY").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            return assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        }
+        let (stub, _) = serve(false);
+        store(&stub).get("key").unwrap();
+    }
+
+    #[test]
+    fn what_is_no_url_of_a_server_is_refused() {
+        for uri in [
+            "http://h/metadata?x=1",
+            "http://h/#x",
+            "http://h:99999/",
+            "http://h:x/",
+            "http:// h",
+            "http://h:",
+            "http://u:secret@h:x/",
+            "http://:80/",
+        ] {
+            let error = HttpStore::new(uri).err().unwrap_or_else(|| panic!("{uri}"));
+            assert_eq!(error.code(), Code::InvalidArgument, "{uri}");
+            assert!(!error.message().contains("secret"), "{error}");
+        }
+        for (uri, shown) in [
+            ("http://h", "http://h:80"),
+            ("http://h/", "http://h:80/"),
+            ("http://h:8080/metadata", "http://h:8080/metadata"),
+            ("http://[::1]:8080/metadata", "http://[::1]:8080/metadata"),
+        ] {
+            assert_eq!(HttpStore::new(uri).unwrap().client.shown(), shown);
+        }
+        let tls = HttpStore::new("https://h/metadata");
+        match cfg!(feature = "tls") {
+            true => assert_eq!(tls.unwrap().client.shown(), "https://h:443/metadata"),
+            false => assert!(tls.err().unwrap().message().contains("feature tls")),
+        }
+    }
+}

@@ -28,9 +28,9 @@ use crate::metadata::excerpt;
 #[cfg(any(feature = "http", feature = "redis"))]
 const CALL_LIMIT: Duration = Duration::from_millis(4500);
 
-/// Longest text that is accepted, in bytes: twice what peers accept of each other.
+/// Longest text that is accepted, in bytes: twice what peers accept of each other. Tests do not fill that.
 #[cfg(any(feature = "http", feature = "redis"))]
-const LONGEST_TEXT: u64 = 256 << 20;
+const LONGEST_TEXT: u64 = if cfg!(test) { 16 << 20 } else { 256 << 20 };
 
 /// A metadata server. Any thread may call anything at any time; a call blocks for five seconds at most, whatever the server does.
 ///
@@ -144,6 +144,27 @@ mod tests {
         assert_eq!(keys.segment("foo/bar"), "mooncake/foo/bar");
         for cluster in ["clusterX", "clusterX/"] {
             assert_eq!(Keys::new(cluster).segment("a"), "mooncake/clusterX/ram/a");
+        }
+    }
+
+    #[test]
+    fn a_scheme_decides_and_what_is_not_known_or_not_built_is_named() {
+        let code = |uri: &str| connect(uri, &Config::default()).err().map(|error| error.code());
+        let http = (!cfg!(feature = "http")).then_some(Code::NotImplemented);
+        for uri in
+            ["http://h:8080/metadata", "etcd://h:2379", "etcd://me:secret@h1,h2", "h1:2379,h2:2379;h3", "h:2379,http://h:2379"]
+        {
+            assert_eq!(code(uri), http, "{uri}");
+        }
+        assert_eq!(code("redis://h:6379"), (!cfg!(feature = "redis")).then_some(Code::NotImplemented));
+        assert_eq!(code("https://h/metadata"), (!cfg!(feature = "tls")).then_some(Code::NotImplemented));
+        for uri in ["", "http://", "redis://", "etcd://"] {
+            assert_eq!(code(uri), Some(Code::InvalidArgument), "{uri}");
+        }
+        for uri in ["ftp://h", "HTTP://h", "rediss://h", "etcd3://h"] {
+            let error = connect(uri, &Config::default()).err().unwrap();
+            assert_eq!(error.code(), Code::NotImplemented, "{uri}");
+            assert!(error.message().contains("redis://host:port"), "{error}");
         }
     }
 }

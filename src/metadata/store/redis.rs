@@ -229,3 +229,289 @@ fn receive(reader: &mut impl BufRead) -> std::result::Result<Answer, Fault> {
         _ => Err(garbage()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    use super::super::stub::{Stub, misbehave, reset, unreachable};
+    use super::*;
+
+    fn store(stub: &Stub) -> RedisStore {
+        RedisStore::new(&stub.address.to_string(), &RedisConfig::default()).unwrap()
+    }
+
+    fn pieces(text: &[&str]) -> Vec<Arc<str>> {
+        text.iter().map(|piece| Arc::from(*piece)).collect()
+    }
+
+    /// The next command, or `None` if there is none any more.
+    fn read_command(reader: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
+        let number = |reader: &mut BufReader<TcpStream>, sign: char| {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok()?;
+            line.strip_prefix(sign)?.strip_suffix("\r\n")?.parse::<usize>().ok()
+        };
+        let count = number(reader, '*')?;
+        let mut argument = || {
+            let length = number(reader, '$')?;
+            let mut bytes = vec![0; length + 2];
+            reader.read_exact(&mut bytes).ok()?;
+            bytes.truncate(length);
+            Some(String::from_utf8(bytes).unwrap())
+        };
+        (0..count).map(|_| argument()).collect()
+    }
+
+    /// Answers each command with what `reply` says; nothing: the connection is reset.
+    fn serve(reply: impl Fn(Vec<String>) -> Option<String> + Send + Sync + 'static) -> Stub {
+        Stub::new(move |stream, _| {
+            let mut reader = BufReader::new(stream);
+            while let Some(command) = read_command(&mut reader) {
+                match reply(command) {
+                    Some(answer) => _ = reader.get_mut().write_all(answer.as_bytes()),
+                    None => return reset(reader.into_inner()),
+                }
+            }
+        })
+    }
+
+    fn bulk(text: Option<&String>) -> String {
+        text.map_or("$-1\r\n".into(), |text| format!("${}\r\n{text}\r\n", text.len()))
+    }
+
+    #[test]
+    fn texts_are_written_read_and_removed_as_upstream_does_on_one_connection() {
+        let (commands, texts) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(HashMap::new()));
+        let seen = commands.clone();
+        let stub = serve(move |command| {
+            seen.lock().push(command.join(" "));
+            let (mut texts, key) = (texts.lock(), command[1].clone());
+            Some(match command[0].as_str() {
+                "GET" => bulk(texts.get(&key)),
+                "SET" => texts.insert(key, command[2].clone()).map_or("+OK\r\n".into(), |_| "+OK\r\n".into()),
+                _ => format!(":{}\r\n", u8::from(texts.remove(&key).is_some())),
+            })
+        });
+        let store = store(&stub);
+        let key = "mooncake/ram/node A:12345";
+        assert_eq!(store.get(key).unwrap(), None);
+        store.put(key, &pieces(&["{\"a\":", "", "1}\n"])).unwrap();
+        assert_eq!(store.get(key).unwrap().unwrap(), "{\"a\":1}\n");
+        store.remove(key).unwrap();
+        store.remove(key).unwrap();
+        assert_eq!(
+            *commands.lock(),
+            [
+                "GET mooncake/ram/node A:12345",
+                "SET mooncake/ram/node A:12345 {\"a\":1}\n",
+                "GET mooncake/ram/node A:12345",
+                "DEL mooncake/ram/node A:12345",
+                "DEL mooncake/ram/node A:12345",
+            ]
+        );
+        let long: Vec<Arc<str>> = (0..1000).map(|number| format!("{number:>4000}").into()).collect();
+        store.put(key, &long).unwrap();
+        assert_eq!(store.get(key).unwrap().unwrap(), long.concat());
+        assert_eq!(stub.connections(), 1);
+    }
+
+    #[test]
+    fn a_connection_begins_with_password_and_database() {
+        for (username, password, database, expected) in [
+            (None, None, 0, &["GET key"][..]),
+            (Some("me"), None, 0, &["GET key"]),
+            (None, Some("secret"), 0, &["AUTH secret", "GET key"]),
+            (Some("me"), Some("secret"), 7, &["AUTH me secret", "SELECT 7", "GET key"]),
+        ] {
+            let commands = Arc::new(Mutex::new(Vec::new()));
+            let seen = commands.clone();
+            let stub = serve(move |command| {
+                seen.lock().push(command.join(" "));
+                Some(if command[0] == "GET" { bulk(None) } else { "+OK\r\n".into() })
+            });
+            let config = RedisConfig { username: username.map(Into::into), password: password.map(Into::into), database };
+            let store = RedisStore::new(&stub.address.to_string(), &config).unwrap();
+            assert_eq!(store.get("key").unwrap(), None);
+            assert_eq!(*commands.lock(), expected);
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_server_is_one_here_and_costs_no_connection() {
+        let stub = serve(|_| Some("-NOAUTH Authentication required.\r\n".into()));
+        let store = store(&stub);
+        for error in
+            [store.get("key").unwrap_err(), store.put("key", &pieces(&["{}\n"])).unwrap_err(), store.remove("key").unwrap_err()]
+        {
+            assert_eq!(error.code(), Code::Metadata);
+            let (text, server) = (error.message(), format!("redis://{}", stub.address));
+            assert!(text.contains("NOAUTH") && text.contains("MC_REDIS_PASSWORD") && text.contains(&server), "{text}");
+        }
+        assert_eq!(stub.connections(), 1);
+    }
+
+    #[test]
+    fn a_refused_password_is_named_as_the_reason_and_not_shown() {
+        let stub = serve(|_| Some("-WRONGPASS invalid username-password pair\r\n".into()));
+        let config = RedisConfig { password: Some("secret".into()), ..RedisConfig::default() };
+        let error = RedisStore::new(&stub.address.to_string(), &config).unwrap().get("key").unwrap_err();
+        assert!(error.message().contains("WRONGPASS") && !error.message().contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn a_kept_connection_that_was_lost_is_replaced_once() {
+        let count = Mutex::new(0);
+        let stub = serve(move |_| {
+            let mut count = count.lock();
+            *count += 1;
+            // The second command of the first connection.
+            (*count != 2).then(|| bulk(None))
+        });
+        let store = store(&stub);
+        store.get("key").unwrap();
+        store.get("key").unwrap();
+        assert_eq!(stub.connections(), 2);
+        let stub = serve(|_| None);
+        assert_eq!(self::store(&stub).get("key").unwrap_err().code(), Code::Metadata);
+        assert_eq!(stub.connections(), 2);
+    }
+
+    #[test]
+    fn answers_that_are_none_are_errors_and_end_the_connection() {
+        let long_line = format!("+{}", "x".repeat(LONGEST_LINE as usize));
+        let too_long = format!("${}\r\n", LONGEST_TEXT + 1);
+        for (said, expected) in [
+            ("", "end of file"),
+            ("garbage", "end of file"),
+            ("HTTP/1.1 400 Bad Request\r\n\r\n", "is it a redis server"),
+            ("\r\n", "is it a redis server"),
+            ("$x\r\n", "is it a redis server"),
+            ("$-2\r\n", "is it a redis server"),
+            ("$100\r\nhalf", "end of file"),
+            ("$4\r\nlonger\r\n", "longer than announced"),
+            ("$2\r\nab\r\n+OK\r\n", "more than was asked for"),
+            ("$1\r\n\u{0}\r\n", ""),
+            (":1\r\n", "no text"),
+            (&long_line, "does not end"),
+            (&too_long, "more than"),
+        ] {
+            let said: Arc<str> = said.into();
+            let answer = said.clone();
+            let stub = Stub::new(move |stream, _| {
+                let mut reader = BufReader::new(stream);
+                read_command(&mut reader);
+                let _ = reader.get_mut().write_all(answer.as_bytes());
+            });
+            match store(&stub).get("key") {
+                // Bytes are bytes: whoever asked looks at what they mean.
+                Ok(text) => assert_eq!((&*said, text.as_deref()), ("$1\r\n\u{0}\r\n", Some("\u{0}"))),
+                Err(error) => assert!(!expected.is_empty() && error.message().contains(expected), "{}: {error}", excerpt(&said)),
+            }
+        }
+    }
+
+    /// Were there no deadline, this would not end.
+    #[test]
+    fn calls_end_whatever_the_server_does() {
+        let ignores = Stub::new(misbehave);
+        let dribbles = Stub::new(|mut stream: TcpStream, _| {
+            let _ = stream.write_all(b"$1000000\r\n");
+            while stream.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let sips = Stub::new(|mut stream: TcpStream, _| {
+            while stream.read_exact(&mut [0]).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (nowhere, _waiting) = unreachable();
+        let mut addresses = vec![ignores.address; 3];
+        addresses.extend([dribbles.address, sips.address, nowhere]);
+        let long = vec![Arc::<str>::from("x".repeat(1 << 20)); 16];
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for address in addresses {
+                let long = &long;
+                scope.spawn(move || {
+                    let store = RedisStore::new(&address.to_string(), &RedisConfig::default()).unwrap();
+                    assert_eq!(store.put("key", long).unwrap_err().code(), Code::Metadata);
+                    assert_eq!(store.get("key").unwrap_err().code(), Code::Metadata);
+                });
+            }
+        });
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_slow_write_holds_up_no_read() {
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let gone = Mutex::new(gone);
+        let stub = serve(move |command| match command[0].as_str() {
+            "SET" => gone.lock().recv().ok().map(|()| "+OK\r\n".into()),
+            _ => Some(bulk(None)),
+        });
+        let store = store(&stub);
+        std::thread::scope(|scope| {
+            let put = scope.spawn(|| store.put("key", &pieces(&["{}\n"])));
+            // The SET ends only when the GET has.
+            assert_eq!(store.get("key").unwrap(), None);
+            go.send(()).unwrap();
+            put.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn threads_get_each_its_own_answer_of_a_server_that_delays_drops_and_errs() {
+        let (dropped, texts) = (Mutex::new(HashSet::new()), Mutex::new(HashMap::new()));
+        let stub = serve(move |command| {
+            let key = command[1].clone();
+            if key.contains("delay") {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let first = dropped.lock().insert((command[0].clone(), key.clone()));
+            if key.contains("gone") || (key.contains("drop") && first) {
+                return None;
+            }
+            Some(match command[0].as_str() {
+                _ if key.contains("err") => "-ERR no\r\n".into(),
+                "SET" => texts.lock().insert(key, command[2].clone()).map_or("+OK\r\n".into(), |_| "+OK\r\n".into()),
+                _ => bulk(texts.lock().get(&key)),
+            })
+        });
+        let store = store(&stub);
+        std::thread::scope(|scope| {
+            for thread in 0..32 {
+                let store = &store;
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        for what in ["good", "delay", "drop", "err", "gone"] {
+                            let key = format!("{what}{thread}.{round}");
+                            let (put, got) = (store.put(&key, &pieces(&[&key, "\n"])), store.get(&key));
+                            match what {
+                                "err" | "gone" => assert!(put.is_err() && got.is_err(), "{key}"),
+                                _ => assert_eq!((put.ok(), got.unwrap()), (Some(()), Some(key + "\n"))),
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert!(store.idle.lock().len() <= KEPT);
+    }
+
+    #[test]
+    fn addresses_are_read_by_upstreams_rules_and_what_has_more_is_refused() {
+        for (text, address) in [("h", "h:12001"), ("h:6379", "h:6379"), ("[::1]:6379", "[::1]:6379"), ("::1", "[::1]:12001")] {
+            assert_eq!(RedisStore::new(text, &RedisConfig::default()).unwrap().server.address.to_string(), address);
+        }
+        for text in ["h:6379/0", "h:6379/", "user:secret@h:6379", ":6379", "h?db=1"] {
+            let error = RedisStore::new(text, &RedisConfig::default()).err().unwrap();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.message().contains("MC_REDIS_DB_INDEX") && !error.message().contains("secret"), "{error}");
+        }
+    }
+}

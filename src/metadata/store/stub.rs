@@ -1,6 +1,6 @@
 //! A metadata server for tests, which does with each connection what the test says.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -62,4 +62,86 @@ pub(super) fn reset(stream: TcpStream) {
 pub(super) fn hold(mut stream: TcpStream) {
     let mut rest = [0; 4096];
     while matches!(stream.read(&mut rest), Ok(1..)) {}
+}
+
+/// A request as an HTTP server sees it.
+#[cfg(feature = "http")]
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) method: String,
+    pub(super) target: String,
+    /// The lines before the body, without the first.
+    pub(super) head: String,
+    pub(super) body: String,
+}
+
+/// The next request, or `None` if there is none any more.
+#[cfg(feature = "http")]
+pub(super) fn read_request(stream: &mut TcpStream) -> Option<Request> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let (first, head) = head.split_once("\r\n").unwrap();
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.parse::<usize>().unwrap())
+    });
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body).ok()?;
+    let mut words = first.split(' ');
+    Some(Request {
+        method: words.next().unwrap().into(),
+        target: words.next().unwrap().into(),
+        head: head.to_lowercase(),
+        body: String::from_utf8(body).unwrap(),
+    })
+}
+
+/// Answers a request. The connection is kept.
+#[cfg(feature = "http")]
+pub(super) fn answer(stream: &mut TcpStream, status: u16, body: &str) {
+    let text = format!("HTTP/1.1 {status} Said\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    // Whoever asked may be gone.
+    let _ = stream.write_all(text.as_bytes());
+}
+
+/// Answers each request with what `reply` says, on connections that are kept.
+#[cfg(feature = "http")]
+pub(super) fn http_stub(reply: impl Fn(Request) -> (u16, String) + Send + Sync + 'static) -> Stub {
+    Stub::new(move |mut stream, _| {
+        while let Some(request) = read_request(&mut stream) {
+            let (status, body) = reply(request);
+            answer(&mut stream, status, &body);
+        }
+    })
+}
+
+/// What servers do that do not answer: nothing, a byte now and then, bytes without end.
+pub(super) fn misbehave(mut stream: TcpStream, number: usize) {
+    match number % 3 {
+        0 => {}
+        1 => {
+            while stream.write_all(b"H").is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        }
+        _ => while stream.write_all(&[b'H'; 4096]).is_ok() {},
+    }
+    hold(stream);
+}
+
+/// An address where connections are not taken and not refused, as behind a firewall, while the value lives.
+pub(super) fn unreachable() -> (SocketAddr, impl Sized) {
+    let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    // The queue of connections to be accepted is full with the first or the second.
+    let waiting: Vec<_> = (0..4).map(|_| TcpStream::connect_timeout(&address, std::time::Duration::from_millis(100))).collect();
+    assert!(waiting.last().unwrap().is_err());
+    (address, (listener, waiting))
 }
