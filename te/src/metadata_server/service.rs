@@ -4,14 +4,14 @@
 //! success to upstream's clients, which is why it is the answer to every change that leaves things as the client wants them: also to
 //! a `PUT` of a key that is there, whoever wrote it, and to a `DELETE` of one that is not. Keys are compared decoded.
 
-use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
-use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 
 use super::metrics::{Gauges, Metrics};
@@ -60,13 +60,12 @@ impl Service {
     pub async fn answer<B>(&self, request: Request<B>, connections: usize) -> Answer
     where
         B: Body<Data = Bytes> + Unpin,
-        B::Error: Display,
     {
         let started = Instant::now();
         let has_body = !request.body().is_end_stream();
-        let (method, uri, body) = (request.method().clone(), request.uri().clone(), request.into_body());
+        let (Parts { method, uri, headers, .. }, body) = request.into_parts();
         let mut answer = match uri.path() {
-            path if path == self.path => self.answer_for_key(&method, &uri, body).await,
+            path if path == self.path => self.answer_for_key(&method, &uri, &headers, body).await,
             "/health" => answer_for_page(&method, || text(StatusCode::OK, "OK")),
             "/metrics" => answer_for_page(&method, || self.answer_metrics(connections)),
             path => text(StatusCode::NOT_FOUND, format!("nothing is at {path}; the metadata is at {}?key=KEY", self.path)),
@@ -78,10 +77,9 @@ impl Service {
         answer
     }
 
-    async fn answer_for_key<B>(&self, method: &Method, uri: &Uri, body: B) -> Answer
+    async fn answer_for_key<B>(&self, method: &Method, uri: &Uri, headers: &HeaderMap, body: B) -> Answer
     where
         B: Body<Data = Bytes> + Unpin,
-        B::Error: Display,
     {
         if ![Method::GET, Method::HEAD, Method::PUT, Method::DELETE].contains(method) {
             return not_allowed("GET, HEAD, PUT, DELETE");
@@ -91,6 +89,10 @@ impl Service {
             Err(fault) => return text(StatusCode::BAD_REQUEST, fault),
         };
         match *method {
+            // Not a value of no bytes.
+            Method::PUT if !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(TRANSFER_ENCODING) => {
+                text(StatusCode::LENGTH_REQUIRED, "say how long the value is: Content-Length, or Transfer-Encoding: chunked")
+            }
             Method::PUT => match tokio::time::timeout(self.timeout, self.store(key, body)).await {
                 Ok(Ok(())) => text(StatusCode::OK, "stored"),
                 Ok(Err(refused)) => refused,
@@ -113,7 +115,6 @@ impl Service {
     async fn store<B>(&self, key: String, mut body: B) -> Result<(), Answer>
     where
         B: Body<Data = Bytes> + Unpin,
-        B::Error: Display,
     {
         let announced = body.size_hint().exact().unwrap_or(0);
         if announced > self.max_value as u64 {
@@ -122,7 +123,7 @@ impl Service {
         let largest = if announced > 0 { announced as usize } else { self.max_value };
         let mut upload = Upload::new(&self.memory, key, largest).map_err(|refusal| self.refuse(refusal))?;
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| text(StatusCode::BAD_REQUEST, format!("the value did not arrive: {error}")))?;
+            let frame = frame.map_err(|_| text(StatusCode::BAD_REQUEST, "the value did not arrive whole"))?;
             if let Some(piece) = frame.data_ref() {
                 upload.push(piece).map_err(|refusal| self.refuse(refusal))?;
             }
@@ -210,7 +211,8 @@ mod tests {
     }
 
     fn answer(service: &Service, method: &str, target: &str, body: &[u8]) -> (u16, String, Answer) {
-        let request = Request::builder().method(method).uri(target).body(Full::new(Bytes::copy_from_slice(body))).unwrap();
+        let request = Request::builder().method(method).uri(target).header(CONTENT_LENGTH, body.len());
+        let request = request.body(Full::new(Bytes::copy_from_slice(body))).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let answer = runtime.block_on(service.answer(request, 0));
         let content = runtime.block_on(answer.body().clone().collect()).unwrap().to_bytes();
