@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     initiator.install_transport("tcp", None)?;
     server.install_transport("tcp", None)?;
 
-    let memory = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None };
+    let memory = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None, publish: true };
     server.register(remote, &memory)?;
     let segment = initiator.open_segment(&server.name())?;
     let request = Request { opcode: Opcode::Write, local, segment, remote_address: remote.address() };

@@ -284,7 +284,8 @@ fn engine(nics: &[&str]) -> Arc<Engine> {
 }
 
 fn register(engine: &Engine, memory: &Memory) {
-    let options = MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None };
+    let options =
+        MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None, publish: true };
     engine.register(memory.range(0, memory.0.len()), &options).unwrap();
 }
 

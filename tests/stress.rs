@@ -198,7 +198,8 @@ impl Worker<'_> {
         let ((initiator, _), (target, life)) = (self.nodes[from].get(), self.nodes[to].get());
         let nodes = self.nodes;
         let undisturbed = || nodes[from].is_at(&initiator) && nodes[to].is_at(&target);
-        let options = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None };
+        let options =
+            MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None, publish: true };
         for block in &mut self.blocks[to] {
             if block.registered != Some(life) {
                 block.registered = None;

@@ -32,7 +32,8 @@ impl Server {
         let arena = Arena::map(BASE as usize, LENGTH);
         let engine = loopback::engine(Config::default());
         for (offset, length, remote_accessible) in REGIONS {
-            let options = MemoryOptions { location: "*".into(), remote_accessible, counted: false, parallelism: None };
+            let options =
+                MemoryOptions { location: "*".into(), remote_accessible, counted: false, parallelism: None, publish: true };
             // SAFETY: the arena lives as long as the process, and nobody holds references to its bytes but as atomics.
             let range = unsafe { MemoryRange::new(BASE + offset, length) }.expect("it does not wrap");
             engine.register(range, &options).expect("it can be registered");

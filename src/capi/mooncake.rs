@@ -606,6 +606,7 @@ unsafe fn memory_options(engine: &Engine, location: *const c_char, remote_access
         remote_accessible,
         counted: engine.config().register_refcount,
         parallelism: None,
+        publish: true,
     }
 }
 

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Code, Error, Result};
 use crate::handshake::{Notification, Service};
 use crate::metadata::SegmentHeader;
-use crate::registry::Registry;
+use crate::registry::{Region, Registrations, Registry};
 use crate::telemetry::Counters;
 use crate::transport::Transport;
 
@@ -65,6 +65,22 @@ impl Card {
         Ok(())
     }
 
+    /// What peers would be told with this header, once regions have these keys; none where they keep what they have.
+    pub fn describe_as(&self, header: &SegmentHeader, keys: &[(Arc<Region>, Registrations)]) -> Vec<Arc<str>> {
+        if keys.is_empty() {
+            return header.assemble(self.registry.published(&|region, out| header.encode_buffer(region, out)));
+        }
+        // Not kept by the registry: it may not come to that.
+        let mut block = String::new();
+        for (region, registrations) in keys {
+            if !block.is_empty() {
+                block.push(',');
+            }
+            header.encode_registrations(region, registrations, &mut block);
+        }
+        header.assemble(vec![block.into()])
+    }
+
     /// What peers are told, but for the time.
     #[cfg(test)]
     pub fn publish_text(&self) -> String {
@@ -79,9 +95,7 @@ impl Card {
 
 impl Service for Card {
     fn describe(&self) -> Option<Vec<Arc<str>>> {
-        let header = self.header.read();
-        let header = header.as_ref()?;
-        Some(header.assemble(self.registry.published(&|region, out| header.encode_buffer(region, out))))
+        Some(self.describe_as(self.header.read().as_ref()?, &[]))
     }
 
     fn notify(&self, notification: Notification) -> bool {

@@ -1,18 +1,24 @@
 //! The engine: makes the rooms below into one thing, and owns their life.
 //!
 //! An engine has a name by which peers open its segment, a registry of its memory, transports, and a cache of the peers it has opened.
-//! Peers ask for its descriptor over the handshake channel; the descriptor is put together when it is asked for, from text that is
-//! kept for blocks of regions, so registering memory sends nothing.
+//! Its descriptor is put together from text that is kept for blocks of regions. Without a metadata server peers ask for it over the
+//! handshake channel, and registering memory sends nothing. With one, `presence` keeps it there: registering and unregistering return
+//! when the server has it.
 //!
 //! Who locks what: `transports` is read by registrations and submissions and written by [`Engine::install_transport`], which holds
-//! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Everything else
-//! has its locks in the rooms.
+//! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Memory is published
+//! after the lock is released, since a metadata server may take seconds. Everything else has its locks in the rooms.
 //!
-//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one more each if
-//! `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and for notifications come and go.
+//! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one with a metadata
+//! server, one more each if `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and
+//! for notifications come and go.
 
 mod card;
+mod directory;
+#[cfg(test)]
+mod metadata_tests;
 mod periodic;
+mod presence;
 #[cfg(all(test, feature = "rdma"))]
 mod rdma_tests;
 mod segments;
@@ -21,16 +27,20 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
 use self::card::Card;
+use self::directory::{Directory, Place};
 use self::periodic::Periodic;
+use self::presence::Presence;
 use self::segments::{Fetcher, Segments};
 use crate::config::{Config, Parallelism};
 use crate::error::{Code, Error, Result};
 use crate::handshake::address::{HostPort, find_local_address};
 use crate::handshake::{Client, Listener, Notification, Server};
+use crate::metadata::store::{self, Store};
 use crate::metadata::{SegmentDescriptor, SegmentHeader};
 use crate::registration::Registrar;
 use crate::registry::{Region, RegionOptions, RegistrationCost, Registry};
@@ -54,17 +64,21 @@ pub const LOCAL_SEGMENT: u64 = 0;
 /// How an engine is made.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// `P2PHANDSHAKE`. URIs of metadata servers are refused in this version.
+    /// `P2PHANDSHAKE`, or a metadata server: see [`store::connect`].
     pub metadata: String,
-    /// `host[:port]`: the host is what peers connect to. The port is not used with `P2PHANDSHAKE`: a free one is drawn. An empty host
-    /// is replaced by the address of the first interface that is up.
+    /// With `P2PHANDSHAKE`, `host[:port]`: the host is what peers connect to, and the port is not used, for a free one is drawn. An empty
+    /// host is replaced by the address of the first interface that is up.
+    ///
+    /// With a metadata server, the name by which peers open the engine's segment, any text that no other engine of the cluster has; an empty
+    /// one is replaced by the engine's address. Peers connect to `MC_TCP_BIND_ADDRESS`, or else to the address of the first interface that is
+    /// up, at a free port that is drawn; with `MC_LEGACY_RPC_PORT_BINDING` the name is `host[:port]`, and that is what they connect to.
     pub server_name: String,
     /// Install the best transport there is at once.
     pub auto_discover: bool,
 }
 
 /// What installing a transport changes of what peers are told.
-type HeaderChange = Box<dyn FnOnce(&mut SegmentHeader)>;
+type HeaderChange = Box<dyn Fn(&mut SegmentHeader)>;
 
 /// How memory is registered.
 #[derive(Clone, Debug)]
@@ -77,6 +91,9 @@ pub struct MemoryOptions {
     pub counted: bool,
     /// Whether devices register it side by side; as the configuration says where nothing is given.
     pub parallelism: Option<Parallelism>,
+    /// Whether a metadata server has to know of it before the registration returns. Otherwise it learns of it with the next change that is
+    /// published.
+    pub publish: bool,
 }
 
 /// A registered range, of this process or of a peer.
@@ -118,6 +135,10 @@ pub struct Engine {
     config: Config,
     counters: Arc<Counters>,
     name: String,
+    /// Where the handshake channel is.
+    location: HostPort,
+    /// With a metadata server.
+    presence: Option<Presence>,
     registry: Arc<Registry>,
     registrar: Registrar,
     card: Arc<Card>,
@@ -135,46 +156,41 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes an engine that peers can reach as soon as a transport is installed.
+    /// Makes an engine that peers can reach as soon as a transport is installed. With a metadata server it blocks until that has its address.
     ///
-    /// Errors: NotImplemented for metadata servers, Socket when no port is free, Limit when the process is out of descriptors or threads.
+    /// Errors: InvalidArgument for a name that is no host where it must be one, or where no interface is up; those of [`store::connect`];
+    /// Metadata when the metadata server does not take the address, Socket when no port is free, Limit when the process is out of descriptors or
+    /// threads.
     pub fn create(options: &EngineOptions, config: Config) -> Result<Arc<Engine>> {
-        if options.metadata != PEER_TO_PEER {
-            let text = format!(
-                "metadata server '{}' cannot be used: this version knows {PEER_TO_PEER} only, by which engines find each other by address",
-                options.metadata
-            );
-            return Err(Error::new(Code::NotImplemented, text));
-        }
+        let store = match options.metadata.as_str() {
+            PEER_TO_PEER => None,
+            uri => Some(store::connect(uri, &config)?),
+        };
+        Engine::create_with(options, config, store, presence::CHECK_INTERVAL)
+    }
+
+    fn create_with(
+        options: &EngineOptions,
+        config: Config,
+        store: Option<Arc<dyn Store>>,
+        check_interval: Duration,
+    ) -> Result<Arc<Engine>> {
         if let Err(error) = limits::raise_open_files() {
             tracing::info!("the limit on open files stays as it is: {error}");
         }
-        // The port is drawn, so one that is given, right or wrong, is of no consequence.
-        let given = HostPort::parse_host(&options.server_name);
-        if given.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
-            let text =
-                format!("'{}' is no host name: the server's name is what peers connect to", options.server_name.escape_debug());
-            return Err(Error::new(Code::InvalidArgument, text));
-        }
-        let host = match given {
-            host if !host.is_empty() => host,
-            _ => match find_local_address(config.use_ipv6) {
-                Some(address) => address.to_string(),
-                None => {
-                    let loopback = if config.use_ipv6 { "::1" } else { "127.0.0.1" };
-                    tracing::warn!(
-                        "no network interface is up: only this machine can reach the engine, at {loopback}; give a host otherwise"
-                    );
-                    loopback.into()
-                }
-            },
+        let directory = store.map(|store| Arc::new(Directory::new(store, &config.metadata_cluster_id)));
+        let (location, listener) = match &directory {
+            Some(_) => take_place(&options.server_name, &config)?,
+            None => take_peer_to_peer_place(&options.server_name, &config)?,
         };
-        let listener = Listener::draw(&config)?;
-        let name = HostPort { host: host.clone(), port: listener.port() }.to_string();
+        let name = match &directory {
+            Some(_) if !options.server_name.is_empty() => options.server_name.clone(),
+            _ => location.to_string(),
+        };
         let header = SegmentHeader {
             name: name.clone(),
             protocol: "tcp".into(),
-            tcp_data_host: host,
+            tcp_data_host: location.host.clone(),
             tcp_data_port: 0,
             tcp_proto_version: 1,
             rdma: None,
@@ -186,13 +202,17 @@ impl Engine {
             client: Client::new(&config)?,
             counters: counters.clone(),
             default_port: config.handshake_port,
+            directory: directory.clone(),
             own: RwLock::new(header),
         });
+        let presence = directory.map(|directory| Presence::new(directory, &name, location.clone(), card.clone()));
         let server = Server::start(listener, card.clone(), &config)?;
         let engine = Arc::new_cyclic(|this| Engine {
             this: this.clone(),
             counters: counters.clone(),
             name,
+            location,
+            presence,
             registrar: Registrar::new(registry.clone(), counters, &config),
             registry,
             card,
@@ -209,11 +229,19 @@ impl Engine {
             closed: AtomicBool::new(false),
             config,
         });
+        // The channel listens already. What fails from here on takes back what the server has been told.
+        if let Some(presence) = &engine.presence {
+            presence.announce()?;
+        }
         if options.auto_discover {
             *engine.topology.lock() = Topology::find(&Machine::default(), &engine.config.topology);
         }
         if options.auto_discover || engine.config.force_tcp {
             engine.install_best()?;
+        }
+        if engine.presence.is_some() {
+            let check = |engine: &Engine| engine.presence.iter().for_each(Presence::check);
+            engine.periodic.lock().push(Periodic::start("te-metadata", check_interval, engine.this.clone(), check)?);
         }
         if let Some(interval) = engine.config.metadata_refresh_interval {
             let refresh = |engine: &Engine| drop(engine.refresh_all_segments());
@@ -239,9 +267,10 @@ impl Engine {
         &self.counters
     }
 
-    /// `host:port` of the handshake channel, IPv6 literals in brackets. With `P2PHANDSHAKE` it is the name that peers open.
+    /// `host:port` of the handshake channel, IPv6 literals in brackets. With `P2PHANDSHAKE` it is the name that peers open; with a metadata
+    /// server they open [`Engine::name`].
     pub fn address(&self) -> String {
-        self.name.clone()
+        self.location.to_string()
     }
 
     /// Name of the own segment.
@@ -260,7 +289,7 @@ impl Engine {
     /// changed. `topology`: a NIC priority matrix as JSON, which replaces the one at hand.
     ///
     /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen, DeviceNotFound where
-    /// there is no NIC that can be used, and what a device answers to memory that is registered already.
+    /// there is no NIC that can be used, what a device answers to memory that is registered already, and Metadata when it cannot be published.
     pub fn install_transport(&self, protocol: &str, topology: Option<&str>) -> Result<()> {
         let mut transports = self.transports.write();
         self.check_open()?;
@@ -277,22 +306,38 @@ impl Engine {
             "tcp" => self.start_tcp()?,
             _ => self.start_rdma(matrix)?,
         };
-        if let Some(topology) = topology {
-            *self.topology.lock() = topology;
+        let mut header = self.fetcher.own.read().clone();
+        change_header(&mut header);
+        let attach = || {
+            self.registrar.attach_live(&transport, |keys| match &self.presence {
+                Some(presence) => presence.write(self.card.describe_as(&header, keys)),
+                None => Ok(()),
+            })?;
+            if let Some(topology) = topology {
+                *self.topology.lock() = topology;
+            }
+            if transports.is_empty() {
+                transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
+            }
+            self.card.add_acceptor(&transport);
+            transports.push(transport.clone());
+            // Both with the lock, as whoever changes it later does.
+            let mut own = self.fetcher.own.write();
+            change_header(&mut own);
+            self.card.publish(own.clone());
+            if let Some(presence) = self.presence.as_ref().filter(|_| *own != header) {
+                presence.touch();
+            }
+            Ok(())
+        };
+        match &self.presence {
+            Some(presence) => presence.install(attach),
+            None => attach(),
         }
-        if transports.is_empty() {
-            transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
-        }
-        self.card.add_acceptor(&transport);
-        transports.push(transport);
-        // Both with the lock, as whoever changes it later does.
-        let mut own = self.fetcher.own.write();
-        change_header(&mut own);
-        self.card.publish(own.clone());
-        Ok(())
+        .inspect_err(|error| transport.shutdown(error.clone()))
     }
 
-    /// A transport that knows all live memory, and how what peers are told changes once it is installed.
+    /// A transport, and how what peers are told changes once it is installed.
     fn start_tcp(&self) -> Result<(Arc<dyn Transport>, HeaderChange)> {
         let listener = Listener::draw_data(&self.config)?;
         let tcp = TcpTransport::start(
@@ -325,7 +370,6 @@ impl Engine {
         let observer: Weak<dyn rdma::Observer> = self.this.clone();
         // Before its NICs learn of memory: one that comes back meanwhile is told of what it has missed.
         rdma.observe(observer);
-        self.registrar.attach_live(&transport)?;
         // Peers use the one protocol that a descriptor names, and can do more with this one.
         let change = move |header: &mut SegmentHeader| (header.protocol, header.rdma) = ("rdma".into(), Some(rdma.header()));
         Ok((transport, Box::new(change)))
@@ -382,35 +426,82 @@ impl Engine {
 
     /// Registers memory with all installed transports, and with those that are installed later.
     ///
-    /// Errors: InvalidArgument (empty, or at address 0), AddressOverlapped, and what a transport answers; then nothing has changed.
+    /// Errors: InvalidArgument (empty, or at address 0), AddressOverlapped, what a transport answers, and Metadata when it could not be
+    /// published; then nothing has changed.
     pub fn register(&self, range: MemoryRange, options: &MemoryOptions) -> Result<()> {
-        let transports = self.transports.read();
-        self.check_open()?;
-        self.registrar.register(range, &region_options(options), options.parallelism, &transports)
+        let region = {
+            let transports = self.transports.read();
+            self.check_open()?;
+            self.registrar.register(range, &region_options(options), options.parallelism, &transports)?
+        };
+        match &self.presence {
+            Some(presence) if options.publish => self.publish_registered(presence, std::slice::from_ref(&region)),
+            _ => Ok(()),
+        }
     }
 
     /// Registers all ranges or none.
     pub fn register_batch(&self, ranges: &[MemoryRange], options: &MemoryOptions) -> Result<()> {
-        let transports = self.transports.read();
-        self.check_open()?;
-        self.registrar.register_batch(ranges, &region_options(options), options.parallelism, &transports)
+        let regions = {
+            let transports = self.transports.read();
+            self.check_open()?;
+            self.registrar.register_batch(ranges, &region_options(options), options.parallelism, &transports)?
+        };
+        match &self.presence {
+            Some(presence) if options.publish && !regions.is_empty() => self.publish_registered(presence, &regions),
+            _ => Ok(()),
+        }
+    }
+
+    /// Publishes what has been registered, or unregisters it.
+    fn publish_registered(&self, presence: &Presence, regions: &[Arc<Region>]) -> Result<()> {
+        let begin = Instant::now();
+        let published = presence.publish();
+        let spent = begin.elapsed();
+        self.counters.registration_publishing_ns.add(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX));
+        let Err(error) = published else {
+            regions.iter().for_each(|region| region.set_publishing(spent));
+            return Ok(());
+        };
+        let revoked = self.registrar.revoke(regions, &self.transports.read());
+        // The server may have been told of them all the same.
+        presence.touch();
+        let consequence = match revoked {
+            Ok(()) => "so nothing was registered".to_string(),
+            Err(error) => format!("so it was to be unregistered again, but {}", error.message()),
+        };
+        Err(Error::quiet(error.code(), format!("{}; {consequence}", error.message())))
     }
 
     /// Unregisters the region that starts at `address`. When it returns without an error not one byte of the region moves any more.
     ///
-    /// Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds:
-    /// call again.
+    /// Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds: call again; Metadata if a metadata server could
+    /// not be told, which is tried again in the background: the memory is released all the same.
     pub fn unregister(&self, address: u64) -> Result<()> {
-        let transports = self.transports.read();
-        self.check_open()?;
-        self.registrar.unregister(address, &transports)
+        let outcome = {
+            let transports = self.transports.read();
+            self.check_open()?;
+            self.registrar.unregister(address, &transports)
+        };
+        self.publish_unregistered(outcome)
     }
 
     /// Unregisters all that can be unregistered, and returns the first error.
     pub fn unregister_batch(&self, addresses: &[u64]) -> Result<()> {
-        let transports = self.transports.read();
-        self.check_open()?;
-        self.registrar.unregister_batch(addresses, &transports)
+        let outcome = {
+            let transports = self.transports.read();
+            self.check_open()?;
+            self.registrar.unregister_batch(addresses, &transports)
+        };
+        self.publish_unregistered(outcome)
+    }
+
+    /// Publishes what is left, also where not all could be unregistered; nothing is written where nothing has changed.
+    fn publish_unregistered(&self, outcome: Result<()>) -> Result<()> {
+        match &self.presence {
+            Some(presence) => outcome.and(presence.publish()),
+            None => outcome,
+        }
     }
 
     /// The region that contains the address, in any state in which it blocks its range.
@@ -418,12 +509,12 @@ impl Engine {
         self.registry.read(|view| view.find(address).map(RegionInfo::of))
     }
 
-    /// What registering the region that contains the address took. `None` if no region does, or no device knows it: then there was
-    /// nothing to be waited for.
+    /// What registering the region that contains the address took. `None` if no region does, or neither a device nor a metadata server knows
+    /// it: then there was nothing to be waited for.
     pub fn registration_cost(&self, address: u64) -> Option<DetailedCost> {
         let transports = self.transports.read();
         let devices = transports.iter().flat_map(|transport| transport.devices()).map(|device| device.name().to_string()).collect();
-        let cost = self.registry.read(|view| view.find(address).and_then(|region| region.cost().cloned()))?;
+        let cost = self.registry.read(|view| view.find(address).and_then(Region::cost))?;
         Some(DetailedCost { cost, devices })
     }
 
@@ -438,7 +529,7 @@ impl Engine {
     }
 
     /// Opens a segment by its name; leading slashes are ignored. The own name is segment 0. A name that was opened before is answered
-    /// from the cache. Asking a peer blocks for up to the handshake time-outs.
+    /// from the cache. Asking a peer blocks for up to the handshake time-outs, a metadata server for up to ten seconds.
     ///
     /// Errors: InvalidArgument for an empty name or an engine without transports; Dns, Socket, MalformedJson, Metadata from asking.
     pub fn open_segment(&self, name: &str) -> Result<u64> {
@@ -464,7 +555,7 @@ impl Engine {
         self.open_segment(name)
     }
 
-    /// Asks the segment's peer for its descriptor anew.
+    /// Asks for the segment's descriptor anew.
     pub fn refresh_segment(&self, id: u64) -> Result<()> {
         self.check_open()?;
         if id != LOCAL_SEGMENT {
@@ -473,13 +564,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Asks the peers of all opened segments anew, one after the other. Descriptors of peers that do not answer stay; each is logged.
-    pub fn refresh_all_segments(&self) -> Result<()> {
+    /// Asks for the descriptors of all opened segments anew, one after the other. Where that fails, such as for a peer that has vanished, the
+    /// descriptor stays, and the failure is logged with the segment's name. The number of such segments.
+    pub fn refresh_all_segments(&self) -> Result<usize> {
+        let mut failures = 0;
         for segment in self.segments.all() {
             self.check_open()?;
-            let _ = segment.refresh();
+            if let Err(error) = segment.refresh() {
+                tracing::warn!("segment {} stays as it was known: {}", segment.name(), error.message());
+                failures += 1;
+            }
         }
-        Ok(())
+        Ok(failures)
     }
 
     /// Forgets an opened segment: its id becomes invalid, its connections close when idle, and opening it again asks the peer.
@@ -600,10 +696,10 @@ impl Engine {
             return self.card.receive(notification.clone());
         }
         let segment = self.segments.get(segment)?;
-        self.notify_peer(segment.address(), notification)
+        self.notify_peer(segment.place(), notification)
     }
 
-    fn notify_peer(&self, peer: &HostPort, notification: &Notification) -> Result<()> {
+    fn notify_peer(&self, peer: &Place, notification: &Notification) -> Result<()> {
         self.fetcher.client.notify(peer, notification)?;
         self.counters.notifications_sent.add(1);
         Ok(())
@@ -616,7 +712,20 @@ impl Engine {
         if name == self.name {
             return self.card.receive(notification.clone());
         }
-        self.notify_peer(&HostPort::parse(name, self.config.handshake_port), notification)
+        self.notify_peer(&self.fetcher.place(name), notification)
+    }
+
+    /// Has a metadata server told of what has changed, without waiting for it.
+    #[cfg(feature = "rdma")]
+    fn publish_soon(&self) {
+        let Some(presence) = &self.presence else { return };
+        // Where nobody can be found to do it at once, or it fails, it is done with the next look at the server.
+        presence.touch();
+        let this = self.this.clone();
+        let _ = self.background.run(move || {
+            let Some(engine) = this.upgrade() else { return };
+            let _ = engine.presence.as_ref().map(Presence::publish);
+        });
     }
 
     /// Takes all messages that have arrived, in order of arrival.
@@ -629,11 +738,11 @@ impl Engine {
         self.check_open()?;
         match segment {
             LOCAL_SEGMENT => Ok(()),
-            segment => self.fetcher.client.probe(self.segments.get(segment)?.address()),
+            segment => self.fetcher.client.probe(self.segments.get(segment)?.place()),
         }
     }
 
-    /// Ends everything: requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
+    /// Ends everything: a metadata server forgets the engine, if it can be reached (a few seconds at most each are waited for that), requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
     /// answer Canceled. When it returns no byte moves any more; only a second call that comes meanwhile returns at once.
     pub fn shutdown(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
@@ -642,6 +751,9 @@ impl Engine {
         let periodic = std::mem::take(&mut *self.periodic.lock());
         periodic.iter().for_each(Periodic::order_stop);
         self.fetcher.client.cancel();
+        if let Some(presence) = &self.presence {
+            presence.withdraw();
+        }
         self.server.stop();
         let reason = Error::quiet(Code::Canceled, "the engine was destroyed");
         // A submission may hold the list while it waits for nothing but locks; an installation sees `closed` when it is done.
@@ -707,6 +819,8 @@ impl rdma::Observer for Engine {
         if own.rdma.is_some() {
             own.rdma = Some(header());
             self.card.publish(own.clone());
+            drop(own);
+            self.publish_soon();
         }
     }
 
@@ -719,8 +833,58 @@ impl rdma::Observer for Engine {
             drop(engine.transports.write());
             let transports = engine.transports.read();
             engine.registrar.attach_device(device, &transports);
+            drop(transports);
+            engine.publish_soon();
         });
     }
+}
+
+/// The address at which peers find an engine without a metadata server, by its name: the port is drawn, so one that is given, right or wrong,
+/// is of no consequence.
+fn take_peer_to_peer_place(server_name: &str, config: &Config) -> Result<(HostPort, Listener)> {
+    let given = HostPort::parse_host(server_name);
+    if given.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+        let text = format!("'{}' is no host name: the server's name is what peers connect to", server_name.escape_debug());
+        return Err(Error::new(Code::InvalidArgument, text));
+    }
+    let host = match given {
+        host if !host.is_empty() => host,
+        _ => match find_local_address(config.use_ipv6) {
+            Some(address) => address.to_string(),
+            None => {
+                let loopback = if config.use_ipv6 { "::1" } else { "127.0.0.1" };
+                tracing::warn!(
+                    "no network interface is up: only this machine can reach the engine, at {loopback}; give a host otherwise"
+                );
+                loopback.into()
+            }
+        },
+    };
+    let listener = Listener::draw(config)?;
+    Ok((HostPort { host, port: listener.port() }, listener))
+}
+
+/// The address that a metadata server is told of.
+fn take_place(server_name: &str, config: &Config) -> Result<(HostPort, Listener)> {
+    if config.legacy_rpc_port_binding {
+        let place = HostPort::parse(server_name, config.handshake_port);
+        if place.host.is_empty() {
+            let text = "the server's name has no host, which MC_LEGACY_RPC_PORT_BINDING takes from it; give \"host:port\"";
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let listener = Listener::bind(config, place.port)?;
+        return Ok((HostPort { port: listener.port(), ..place }, listener));
+    }
+    let host = match &config.tcp_bind_address {
+        Some(host) => host.clone(),
+        None => find_local_address(config.use_ipv6).map(|address| address.to_string()).ok_or_else(|| {
+            let text =
+                "no network interface is up, so peers could not connect; set MC_TCP_BIND_ADDRESS to the host that they are to use";
+            Error::new(Code::InvalidArgument, text)
+        })?,
+    };
+    let listener = Listener::draw(config)?;
+    Ok((HostPort { host, port: listener.port() }, listener))
 }
 
 fn region_options(options: &MemoryOptions) -> RegionOptions {

@@ -36,7 +36,7 @@ fn engine(fake: &Fake, nics: &[&str]) -> Arc<Engine> {
 }
 
 fn options() -> MemoryOptions {
-    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None }
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None, publish: true }
 }
 
 fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {

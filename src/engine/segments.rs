@@ -1,4 +1,5 @@
-//! The segments an engine has opened: names, ids, and the peers' descriptors.
+//! The segments an engine has opened: names, ids, and the peers' descriptors, which the peers themselves are asked for or, where there is
+//! one, a metadata server.
 //!
 //! Ids count up from 1 and are never reused; 0 is the own segment. A descriptor is replaced as a whole, so whoever holds one has a
 //! consistent snapshot. `table` is locked for look-ups only, never while a peer is asked; one peer is asked once at a time, and who
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+use super::directory::{Directory, Place};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Client;
 use crate::handshake::address::HostPort;
@@ -22,24 +24,40 @@ pub(super) struct Fetcher {
     pub client: Client,
     pub counters: Arc<Counters>,
     pub default_port: u16,
+    /// Where peers are found by their names; `None`: their names are their addresses.
+    pub directory: Option<Arc<Directory>>,
     /// What is told of the own segment: the protocol asks for it, and peers do not look at it.
     pub own: RwLock<SegmentHeader>,
 }
 
 impl Fetcher {
-    fn fetch(&self, peer: &HostPort) -> Result<Arc<SegmentDescriptor>> {
+    fn fetch(&self, place: &Place) -> Result<Arc<SegmentDescriptor>> {
         self.counters.descriptor_fetches.add(1);
-        let own = self.own.read().assemble(Vec::new()).concat();
-        let text = self.client.fetch_descriptor(peer, &own)?;
-        Ok(Arc::new(SegmentDescriptor::decode(&text, peer)?))
+        let descriptor = match place {
+            Place::Named(directory, name) => directory.describe(name)?,
+            Place::Address(peer) => {
+                let own = self.own.read().assemble(Vec::new()).concat();
+                let text = self.client.fetch_descriptor(peer, &own)?;
+                SegmentDescriptor::decode(&text, peer)?
+            }
+        };
+        Ok(Arc::new(descriptor))
+    }
+
+    /// Where the handshake channel of the engine with that name is.
+    pub fn place(&self, name: &str) -> Place {
+        match &self.directory {
+            Some(directory) => Place::Named(directory.clone(), name.into()),
+            None => Place::Address(HostPort::parse(name, self.default_port)),
+        }
     }
 }
 
-/// A segment of a peer, found by its address.
+/// A segment of a peer.
 pub(super) struct RemoteSegment {
     id: u64,
     name: String,
-    address: HostPort,
+    place: Place,
     fetcher: Arc<Fetcher>,
     descriptor: RwLock<Arc<SegmentDescriptor>>,
     /// Number of the last fetch that has ended; held during a fetch.
@@ -53,8 +71,8 @@ impl RemoteSegment {
     }
 
     /// Where the peer's handshake channel is.
-    pub fn address(&self) -> &HostPort {
-        &self.address
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 }
 
@@ -75,14 +93,14 @@ impl Segment for RemoteSegment {
             return Ok(self.descriptor());
         }
         self.started.fetch_add(1, Ordering::SeqCst);
-        let descriptor = self.fetcher.fetch(&self.address)?;
+        let descriptor = self.fetcher.fetch(&self.place)?;
         *self.descriptor.write() = descriptor.clone();
         *fetches = self.started.load(Ordering::SeqCst);
         Ok(descriptor)
     }
 
     fn request_connection(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
-        self.fetcher.client.request_connection(&self.address, request)
+        self.fetcher.client.request_connection(&self.place, request)
     }
 
     fn host(&self) -> Result<String> {
@@ -90,10 +108,11 @@ impl Segment for RemoteSegment {
         if !descriptor.tcp_data_host.is_empty() {
             return Ok(descriptor.tcp_data_host.clone());
         }
-        if descriptor.name.is_empty() {
-            return Ok(self.address.host.clone());
-        }
-        Ok(HostPort::parse(&descriptor.name, self.fetcher.default_port).host)
+        let name = match &self.place {
+            Place::Address(address) if descriptor.name.is_empty() => return Ok(address.host.clone()),
+            _ => &descriptor.name,
+        };
+        Ok(HostPort::parse(name, self.fetcher.default_port).host)
     }
 }
 
@@ -115,15 +134,16 @@ impl Segments {
         Segments { fetcher, table: RwLock::default() }
     }
 
-    /// The segment of that name, asking the peer if it is not known.
+    /// The segment of that name, asking for it if it is not known.
     pub fn open(&self, name: &str) -> Result<Arc<RemoteSegment>> {
         if let Some(segment) = self.find(name) {
             return Ok(segment);
         }
-        let address = HostPort::parse(name, self.fetcher.default_port);
-        let descriptor = self.fetcher.fetch(&address).map_err(|error| match HostPort::has_port(name) {
-            true => error,
-            false => {
+        let place = self.fetcher.place(name);
+        let descriptor = self.fetcher.fetch(&place).map_err(|error| match &place {
+            Place::Named(..) => error,
+            Place::Address(_) if HostPort::has_port(name) => error,
+            Place::Address(_) => {
                 let hint = "the name has no port, so the default was tried; give all of the address that the peer's engine has";
                 Error::quiet(error.code(), format!("{}; {hint}", error.message()))
             }
@@ -142,7 +162,7 @@ impl Segments {
         let segment = Arc::new(RemoteSegment {
             id,
             name: name.into(),
-            address,
+            place,
             fetcher: self.fetcher.clone(),
             descriptor: RwLock::new(descriptor),
             fetches: Mutex::new(0),

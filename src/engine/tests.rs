@@ -14,18 +14,18 @@ fn engine(config: &Config) -> Arc<Engine> {
 }
 
 /// Memory that outlives the engines of a test.
-struct Memory(Vec<u8>);
+pub(super) struct Memory(pub Vec<u8>);
 
 impl Memory {
-    fn new(length: usize) -> Memory {
+    pub fn new(length: usize) -> Memory {
         Memory((0..length).map(|i| (i * 31 % 251) as u8).collect())
     }
 
-    fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.0.as_ptr() as u64
     }
 
-    fn range(&self, offset: usize, length: usize) -> MemoryRange {
+    pub fn range(&self, offset: usize, length: usize) -> MemoryRange {
         assert!(offset + length <= self.0.len());
         // SAFETY: tests keep the memory until their engines are gone, and look at it when nothing is in flight.
         #[allow(unsafe_code)]
@@ -33,19 +33,19 @@ impl Memory {
     }
 }
 
-fn options() -> MemoryOptions {
-    MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None }
+pub(super) fn options() -> MemoryOptions {
+    MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None, publish: true }
 }
 
-fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
+pub(super) fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
     Request { opcode: Opcode::Write, local, segment, remote_address }
 }
 
-fn read(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
+pub(super) fn read(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
     Request { opcode: Opcode::Read, local, segment, remote_address }
 }
 
-fn states(statuses: &[TaskStatus]) -> Vec<State> {
+pub(super) fn states(statuses: &[TaskStatus]) -> Vec<State> {
     statuses.iter().map(|status| status.state).collect()
 }
 

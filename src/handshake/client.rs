@@ -38,6 +38,25 @@ const LIMITS: Limits = Limits { pause: Duration::from_secs(60), total: Duration:
 const TOKEN_PEER: u64 = 0;
 const TOKEN_CANCEL: u64 = 1;
 
+/// Where a peer's handshake channel is: known, or to be looked up, in which case it may be out of date.
+pub trait Whereabouts {
+    /// Where it is as far as is known. May block.
+    fn address(&self) -> Result<HostPort>;
+
+    /// Nobody could be connected to at `failed`: where to try once more, if anywhere. May block.
+    fn other_address(&self, failed: &HostPort) -> Option<HostPort>;
+}
+
+impl Whereabouts for HostPort {
+    fn address(&self) -> Result<HostPort> {
+        Ok(self.clone())
+    }
+
+    fn other_address(&self, _failed: &HostPort) -> Option<HostPort> {
+        None
+    }
+}
+
 /// Asks other engines. Calls block, at most for the time-outs; any thread may call.
 ///
 /// Errors of every request: [`Code::Dns`], the host cannot be resolved; [`Code::Socket`], no connection, it broke, or the reply is not
@@ -79,7 +98,7 @@ impl Client {
     ///
     /// `own` is a descriptor of this engine, which the protocol asks for and peers do not use: it need not name any buffer.
     pub fn fetch_descriptor(&self, peer: &HostPort, own: &str) -> Result<Vec<u8>> {
-        let descriptor = self.exchange(peer, Kind::Metadata, own)?;
+        let (_, descriptor) = self.exchange(peer, Kind::Metadata, own)?;
         if descriptor.trim_ascii() == b"null" {
             let text = format!("{peer} has no segment descriptor yet: it has installed no transport; try again when it has");
             return Err(Error::new(Code::Metadata, text));
@@ -88,50 +107,57 @@ impl Client {
     }
 
     /// Sends a notification, once: it is never repeated on a second connection. [`Code::Metadata`] when the peer refuses it.
-    pub fn notify(&self, peer: &HostPort, notification: &Notification) -> Result<()> {
+    pub fn notify(&self, peer: &impl Whereabouts, notification: &Notification) -> Result<()> {
         let mut body = String::from("{\"name\":");
         write_json_string(&notification.name, &mut body);
         body.push_str(",\"notify_msg\":");
         write_json_string(&notification.message, &mut body);
         body.push_str("}\n");
-        let reply = self.exchange(peer, Kind::Notify, &body)?;
+        let (peer, reply) = self.exchange(peer, Kind::Notify, &body)?;
         match serde_json::from_slice::<Value>(&reply) {
             Ok(Value::Object(members)) => match members.get("notify_msg") {
-                None | Some(Value::Null) => Err(refused_notification(peer)),
-                Some(Value::String(answer)) if answer.is_empty() => Err(refused_notification(peer)),
+                None | Some(Value::Null) => Err(refused_notification(&peer)),
+                Some(Value::String(answer)) if answer.is_empty() => Err(refused_notification(&peer)),
                 Some(Value::String(_)) => Ok(()),
-                Some(_) => Err(malformed(peer, &reply, "notify_msg is no text")),
+                Some(_) => Err(malformed(&peer, &reply, "notify_msg is no text")),
             },
-            Ok(Value::Null) => Err(refused_notification(peer)),
-            Ok(_) => Err(malformed(peer, &reply, "it is no object")),
-            Err(error) => Err(malformed(peer, &reply, &error.to_string())),
+            Ok(Value::Null) => Err(refused_notification(&peer)),
+            Ok(_) => Err(malformed(&peer, &reply, "it is no object")),
+            Err(error) => Err(malformed(&peer, &reply, &error.to_string())),
         }
     }
 
     /// Sends an RDMA connection request and returns the reply, both JSON objects. What the reply says is not looked at.
-    pub fn request_connection(&self, peer: &HostPort, request: &Value) -> Result<Value> {
+    pub fn request_connection(&self, peer: &impl Whereabouts, request: &Value) -> Result<Value> {
         let mut body = String::new();
         write_json(request, &mut body);
         body.push('\n');
-        let reply = self.exchange(peer, Kind::Connection, &body)?;
+        let (peer, reply) = self.exchange(peer, Kind::Connection, &body)?;
         match serde_json::from_slice::<Value>(&reply) {
             Ok(answer @ Value::Object(_)) => Ok(answer),
-            Ok(_) => Err(malformed(peer, &reply, "it is no object")),
-            Err(error) => Err(malformed(peer, &reply, &error.to_string())),
+            Ok(_) => Err(malformed(&peer, &reply, "it is no object")),
+            Err(error) => Err(malformed(&peer, &reply, &error.to_string())),
         }
     }
 
     /// Asks whether the peer is alive.
-    pub fn probe(&self, peer: &HostPort) -> Result<()> {
-        let reply = self.exchange(peer, Kind::Probe, "{}\n")?;
-        serde_json::from_slice::<serde::de::IgnoredAny>(&reply).map_err(|error| malformed(peer, &reply, &error.to_string()))?;
+    pub fn probe(&self, peer: &impl Whereabouts) -> Result<()> {
+        let (peer, reply) = self.exchange(peer, Kind::Probe, "{}\n")?;
+        serde_json::from_slice::<serde::de::IgnoredAny>(&reply).map_err(|error| malformed(&peer, &reply, &error.to_string()))?;
         Ok(())
     }
 
-    /// One request and the JSON of its reply.
-    fn exchange(&self, peer: &HostPort, kind: Kind, body: &str) -> Result<Vec<u8>> {
-        let addresses = self.resolve(peer)?;
-        let connection = self.connect(peer, &addresses)?;
+    /// One request and the JSON of its reply, and who was asked.
+    fn exchange(&self, whereabouts: &impl Whereabouts, kind: Kind, body: &str) -> Result<(HostPort, Vec<u8>)> {
+        let mut peer = whereabouts.address()?;
+        let connection = match self.connect(&peer) {
+            Ok(connection) => connection,
+            Err(error) if error.code() == Code::Canceled => return Err(error),
+            Err(error) => {
+                peer = whereabouts.other_address(&peer).ok_or(error)?;
+                self.connect(&peer)?
+            }
+        };
         let failed = |what: &str, reason: String| self.explain(format!("{what} {peer} ({}): {reason}", connection.address), "");
         let mut request = frame::header(kind, body.len());
         request.extend(body.as_bytes());
@@ -160,7 +186,7 @@ impl Client {
             }
         }
         match Kind::split(reader.payload()) {
-            Some((replied, text)) if replied == kind => Ok(text.to_vec()),
+            Some((replied, text)) if replied == kind => Ok((peer, text.to_vec())),
             replied => {
                 let replied = replied.map(|(replied, _)| replied);
                 Err(failed(
@@ -192,10 +218,10 @@ impl Client {
     }
 
     /// A connection to the first address that takes one.
-    fn connect(&self, peer: &HostPort, addresses: &[SocketAddr]) -> Result<Connection<'_>> {
+    fn connect(&self, peer: &HostPort) -> Result<Connection<'_>> {
         let mut reasons = Vec::new();
         let mut at_limit = false;
-        for &address in addresses {
+        for address in self.resolve(peer)? {
             match Connection::open(self, address) {
                 Ok(connection) => return Ok(connection),
                 Err(error) => {

@@ -12,7 +12,7 @@ mod server;
 
 use std::sync::Arc;
 
-pub use client::Client;
+pub use client::{Client, Whereabouts};
 pub use listener::Listener;
 pub use server::Server;
 

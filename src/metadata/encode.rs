@@ -63,7 +63,14 @@ impl SegmentHeader {
             }
             return;
         }
-        for (index, chunk) in region.registrations().map_or(&[][..], Registrations::chunks).iter().enumerate() {
+        if let Some(registrations) = region.registrations() {
+            self.encode_registrations(region, registrations, out);
+        }
+    }
+
+    /// What [`SegmentHeader::encode_buffer`] appends with RDMA once the region has these keys.
+    pub fn encode_registrations(&self, region: &Region, registrations: &Registrations, out: &mut String) {
+        for (index, chunk) in registrations.chunks().iter().enumerate() {
             if index > 0 {
                 out.push(',');
             }

@@ -10,6 +10,7 @@
 mod decode;
 mod encode;
 pub mod host_port;
+pub mod publisher;
 pub mod store;
 
 use std::collections::BTreeMap;
@@ -69,7 +70,7 @@ pub struct DeviceDescriptor {
 }
 
 /// What the local process publishes beside its buffers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SegmentHeader {
     /// Segment name; must be dialable by peers in peer-to-peer mode.
     pub name: String,

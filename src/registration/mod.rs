@@ -112,34 +112,38 @@ impl Registrar {
         Some(Call { devices: devices.into(), settings, begin: Instant::now() })
     }
 
-    /// Registers one range; `parallelism` overrides the configuration. Errors: InvalidArgument (empty or null), AddressOverlapped, and what
-    /// a device answers.
+    /// Registers one range, and returns its region; `parallelism` overrides the configuration. Errors: InvalidArgument (empty or null),
+    /// AddressOverlapped, and what a device answers.
     pub fn register(
         &self,
         range: MemoryRange,
         options: &RegionOptions,
         parallelism: Option<Parallelism>,
         transports: &[Arc<dyn Transport>],
-    ) -> Result<()> {
+    ) -> Result<Arc<Region>> {
         let call = self.begin(transports, parallelism);
         let reservation = self.registry.reserve(range, options).inspect_err(|_| self.counters.registrations_refused.add(1))?;
         match reservation {
-            Reservation::New(region) => self.attach_all(std::slice::from_ref(&region), &[], call, transports),
-            Reservation::Counted(_) => {
+            Reservation::New(region) => {
+                self.attach_all(std::slice::from_ref(&region), &[], call, transports)?;
+                Ok(region)
+            }
+            Reservation::Counted(region) => {
                 self.counters.regions_registered.add(1);
-                Ok(())
+                Ok(region)
             }
         }
     }
 
-    /// Registers all ranges or none. Ranges may come in any order and are published in it; overlaps among them are refused, too.
+    /// Registers all ranges or none, and returns their regions in no special order. Ranges may come in any order and are published in it;
+    /// overlaps among them are refused, too.
     pub fn register_batch(
         &self,
         ranges: &[MemoryRange],
         options: &RegionOptions,
         parallelism: Option<Parallelism>,
         transports: &[Arc<dyn Transport>],
-    ) -> Result<()> {
+    ) -> Result<Vec<Arc<Region>>> {
         let call = self.begin(transports, parallelism);
         let reservations = self
             .registry
@@ -152,7 +156,16 @@ impl Registrar {
                 Reservation::Counted(region) => counted.push(region),
             }
         }
-        self.attach_all(&new, &counted, call, transports)
+        self.attach_all(&new, &counted, call, transports)?;
+        new.append(&mut counted);
+        Ok(new)
+    }
+
+    /// Takes registrations back that were successful, such as those that cannot be published: one reference of each region, and those that
+    /// have been given back meanwhile are left alone. The first error of what then stays blocked or busy.
+    pub fn revoke(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        self.counters.registrations_refused.add(regions.len() as u64);
+        self.drain_all(&self.give_back_references(regions), transports)
     }
 
     fn attach_all(
@@ -172,7 +185,8 @@ impl Registrar {
                 Err(failure) => {
                     self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
                     let error = self.give_back(new, failure);
-                    self.drop_references(counted, transports);
+                    // Logged where it is found; the caller has to know why the registration failed.
+                    let _ = self.drain_all(&self.give_back_references(counted), transports);
                     return Err(error);
                 }
             }
@@ -215,13 +229,12 @@ impl Registrar {
     /// Makes what the call took known with its regions, and adds it up.
     fn keep_cost(&self, regions: &[Arc<Region>], mut cost: RegistrationCost, begin: Instant) {
         cost.total = begin.elapsed();
-        let known = cost.residency + cost.population + cost.pinning_elapsed + cost.publishing;
+        let known = cost.residency + cost.population + cost.pinning_elapsed;
         cost.book_keeping = cost.total.saturating_sub(known);
         let Counters {
             registration_residency_ns,
             registration_population_ns,
             registration_pinning_ns,
-            registration_publishing_ns,
             registration_book_keeping_ns,
             ..
         } = &*self.counters;
@@ -229,7 +242,6 @@ impl Registrar {
             (registration_residency_ns, cost.residency),
             (registration_population_ns, cost.population),
             (registration_pinning_ns, cost.pinning_elapsed),
-            (registration_publishing_ns, cost.publishing),
             (registration_book_keeping_ns, cost.book_keeping),
         ] {
             counter.add(spent.as_nanos() as u64);
@@ -257,17 +269,14 @@ impl Registrar {
         error
     }
 
-    /// Gives counted references back after a failure.
-    fn drop_references(&self, counted: &[Arc<Region>], transports: &[Arc<dyn Transport>]) {
-        let mut last = Vec::new();
-        for region in counted {
-            // The others may have been given back meanwhile.
-            if let Ok(Removal::Last(region)) = self.registry.start_drain(region.range().address()) {
-                last.push(region);
-            }
-        }
-        // Logged where it is found; the caller has to know why the registration failed.
-        let _ = self.drain_all(&last, transports);
+    /// Gives one reference of each region back, and begins to drain those of which it was the last, which are returned. Those that have been
+    /// given back meanwhile are left alone.
+    fn give_back_references(&self, regions: &[Arc<Region>]) -> Vec<Arc<Region>> {
+        let last = |region| match self.registry.start_drain_of(region) {
+            Some(Removal::Last(region)) => Some(region),
+            Some(Removal::Counted) | None => None,
+        };
+        regions.iter().filter_map(last).collect()
     }
 
     /// Unregisters the region that starts at `address`. Errors: AddressNotRegistered; BatchBusy when work in flight did not end within
@@ -357,19 +366,8 @@ impl Registrar {
             return Ok(());
         }
         let begin = Instant::now();
-        let (mut held, mut costs) = (Vec::new(), Vec::new());
-        for (position, region) in regions.iter().enumerate() {
-            let Some(registrations) = region.registrations() else { continue };
-            let before = held.len();
-            for chunk in registrations.chunks() {
-                let keys = (0..chunk.device_count()).filter_map(|device| Some((device, chunk.key(device)?)));
-                held.extend(keys.map(|(device, key)| Held { region: position, device, key }));
-            }
-            let count = held.len() - before;
-            costs.resize(held.len(), registrations.pinning() / (RELEASE_SHARE * count.max(1) as u32));
-        }
-        let threads = plan::team(costs.into_iter(), settings);
-        let outcomes = pinning::unpin(held, regions.len(), threads, devices, &self.workers);
+        let registrations: Vec<_> = regions.iter().map(|region| region.registrations()).collect();
+        let outcomes = self.unpin(&registrations, devices, settings);
         self.counters.deregistration_ns.add(begin.elapsed().as_nanos() as u64);
         let mut first = Ok(());
         for (region, outcome) in regions.iter().zip(outcomes) {
@@ -387,18 +385,57 @@ impl Registrar {
         first
     }
 
+    /// Gives all their keys back. One answer for each element.
+    fn unpin(
+        &self,
+        registrations: &[Option<&Registrations>],
+        devices: &Arc<[Arc<dyn Device>]>,
+        settings: &Settings,
+    ) -> Vec<Result<()>> {
+        let (mut held, mut costs) = (Vec::new(), Vec::new());
+        for (position, registrations) in registrations.iter().enumerate() {
+            let Some(registrations) = registrations else { continue };
+            let before = held.len();
+            for chunk in registrations.chunks() {
+                let keys = (0..chunk.device_count()).filter_map(|device| Some((device, chunk.key(device)?)));
+                held.extend(keys.map(|(device, key)| Held { region: position, device, key }));
+            }
+            let count = held.len() - before;
+            costs.resize(held.len(), registrations.pinning() / (RELEASE_SHARE * count.max(1) as u32));
+        }
+        let threads = plan::team(costs.into_iter(), settings);
+        pinning::unpin(held, registrations.len(), threads, devices, &self.workers)
+    }
+
     fn finish(&self, region: &Arc<Region>) {
         self.registry.finish(region);
         self.counters.regions_unregistered.add(1);
     }
 
     /// Makes all live regions known to the devices of one more transport, or none of them. Only while nobody registers or unregisters.
-    pub fn attach_live(&self, transport: &Arc<dyn Transport>) -> Result<()> {
-        let Some(call) = self.begin(std::slice::from_ref(transport), None) else { return Ok(()) };
+    /// `confirm` is told of the keys that regions will have, none where the transport has no devices; if it fails, nothing has changed.
+    pub fn attach_live(
+        &self,
+        transport: &Arc<dyn Transport>,
+        confirm: impl FnOnce(&[(Arc<Region>, Registrations)]) -> Result<()>,
+    ) -> Result<()> {
+        let Some(call) = self.begin(std::slice::from_ref(transport), None) else { return confirm(&[]) };
         let regions = self.registry.live();
-        match self.pin(&regions, &call) {
-            Ok((pinned, cost)) => {
-                self.registry.equip_live(regions.iter().cloned().zip(pinned).collect());
+        let confirmed = self.pin(&regions, &call).and_then(|(pinned, cost)| {
+            let keys: Vec<_> = regions.iter().cloned().zip(pinned).collect();
+            match confirm(&keys) {
+                Ok(()) => Ok((keys, cost)),
+                Err(error) => {
+                    let registrations: Vec<_> = keys.iter().map(|(_, registrations)| Some(registrations)).collect();
+                    let outcomes = self.unpin(&registrations, &call.devices, &call.settings);
+                    let kept = outcomes.into_iter().enumerate().filter_map(|(region, outcome)| Some((region, outcome.err()?)));
+                    Err(PinFailure { error, kept: kept.collect() })
+                }
+            }
+        });
+        match confirmed {
+            Ok((keys, cost)) => {
+                self.registry.equip_live(keys);
                 self.keep_cost(&regions, cost, call.begin);
                 Ok(())
             }

@@ -116,7 +116,7 @@ fn a_failing_transport_leaves_nothing_behind() {
     let bench = Bench::new();
     *bench.second.refuses.lock() = Some(0x3000);
     let ranges: Vec<_> = [0x1000, 0x2000, 0x3000, 0x4000].map(range).into();
-    let error = bench.registrar.register_batch(&ranges, &options(false), None, &bench.transports).unwrap_err();
+    let error = bench.registrar.register_batch(&ranges, &options(false), None, &bench.transports).err().unwrap();
     assert_eq!(error.code(), Code::Context);
     assert_eq!((bench.registry.len(), bench.first.attached.lock().len(), bench.second.attached.lock().len()), (0, 0, 0));
     *bench.second.refuses.lock() = None;
@@ -132,7 +132,7 @@ fn a_failing_undo_blocks_the_range() {
     assert!(bench.registrar.register(range(0x1000), &options(false), None, &bench.transports).is_err());
     assert_eq!(bench.registry.len(), 1);
     assert!(bench.registry.live().is_empty());
-    let error = bench.registrar.register(range(0x1000), &options(false), None, &bench.transports).unwrap_err();
+    let error = bench.registrar.register(range(0x1000), &options(false), None, &bench.transports).err().unwrap();
     assert_eq!(error.code(), Code::AddressOverlapped);
 }
 
@@ -224,9 +224,9 @@ fn a_late_transport_learns_of_all_regions_or_of_none() {
     let ranges: Vec<_> = (1..=3).map(|page| range(page * 0x1000)).collect();
     bench.registrar.register_batch(&ranges, &options(false), None, &[]).unwrap();
     *bench.first.refuses.lock() = Some(0x3000);
-    assert!(bench.registrar.attach_live(&bench.transports[0]).is_err());
+    assert!(bench.registrar.attach_live(&bench.transports[0], |_| Ok(())).is_err());
     assert!(bench.first.attached.lock().is_empty());
-    bench.registrar.attach_live(&bench.transports[1]).unwrap();
+    bench.registrar.attach_live(&bench.transports[1], |_| Ok(())).unwrap();
     assert_eq!(bench.second.attached.lock().len(), 3);
 }
 
@@ -377,7 +377,7 @@ impl Fleet {
     }
 
     fn register(&self, ranges: &[MemoryRange], parallelism: Parallelism) -> Result<()> {
-        self.registrar.register_batch(ranges, &options(false), Some(parallelism), &self.transports)
+        self.registrar.register_batch(ranges, &options(false), Some(parallelism), &self.transports).map(drop)
     }
 
     fn live(&self) -> Vec<usize> {
@@ -512,7 +512,7 @@ fn a_transport_that_comes_late_gets_all_regions_or_none() {
     for device in &fleet.devices {
         for chunk in [1, 2, 8] {
             *device.refuses.lock() = Some(chunk * MIB);
-            assert!(fleet.registrar.attach_live(&fleet.transports[0]).is_err());
+            assert!(fleet.registrar.attach_live(&fleet.transports[0], |_| Ok(())).is_err());
             assert_eq!(fleet.live(), [0; 3]);
             assert!(fleet.registry.live().iter().all(|region| region.is_live() && region.registrations().is_none()));
         }
@@ -527,7 +527,7 @@ fn a_transport_that_comes_late_gets_all_regions_or_none() {
         encoded.get()
     };
     assert_eq!((count(), count()), (2, 0));
-    fleet.registrar.attach_live(&fleet.transports[0]).unwrap();
+    fleet.registrar.attach_live(&fleet.transports[0], |_| Ok(())).unwrap();
     assert_eq!((fleet.live(), count()), (vec![3; 3], 2));
     fleet.registrar.unregister_batch(&[MIB, 8 * MIB], &fleet.transports).unwrap();
     assert_eq!(fleet.live(), [0; 3]);

@@ -282,12 +282,7 @@ impl Changes {
         let region = match state {
             _ if entry.range().address() != address => return Err(Some((entry.to_arc(), state))),
             State::Live if entry.drop_reference_unless_last() => return Ok(Removal::Counted),
-            State::Live => {
-                // Whoever finds the count closed looks at the state for the reason.
-                entry.set_state(State::Draining);
-                entry.in_flight.close();
-                published.remove(&entry).unwrap_or_else(|| entry.to_arc())
-            }
+            State::Live => published.close(&entry).unwrap_or_else(|| entry.to_arc()),
             State::DrainGivenUp => {
                 entry.set_state(State::Draining);
                 entry.to_arc()
@@ -439,6 +434,19 @@ impl Registry {
     pub fn start_drain(&self, address: u64) -> Result<Removal> {
         let outcome = self.changes.lock().start_drain(address);
         outcome.map_err(|refusal| refused_drain(address, refusal))
+    }
+
+    /// [`Registry::start_drain`] for a region itself, whatever is at its address by now. `None` if it is not live any more.
+    pub fn start_drain_of(&self, region: &Arc<Region>) -> Option<Removal> {
+        let mut changes = self.changes.lock();
+        if !region.is_live() {
+            return None;
+        }
+        if region.drop_reference_unless_last() {
+            return Some(Removal::Counted);
+        }
+        changes.published.close(region);
+        Some(Removal::Last(region.clone()))
     }
 
     /// [`Registry::start_drain`] for many, seen by peers as one change. Results in the order of `addresses`; one that comes again after

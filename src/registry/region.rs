@@ -12,10 +12,11 @@
 //!
 //! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open exactly then, so one `fetch_add` both
 //! tests the state and keeps it. The state and the reference count change only under the registry's lock; readers may look at any
-//! time. 88 bytes with the two counts of its `Arc`; what devices know of a region is beside it, for those that devices know.
+//! time. 88 bytes with the two counts of its `Arc`; what devices know of a region, and what publishing it took, is beside it where there is any.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::RegionOptions;
 use super::in_flight::InFlight;
@@ -47,13 +48,22 @@ impl State {
     }
 }
 
+/// What is kept beside a region.
+#[derive(Default)]
+struct Details {
+    registrations: OnceLock<Registrations>,
+    /// What telling a metadata server of it took.
+    publishing: OnceLock<Duration>,
+}
+
 /// A registered range of memory. Shared by the index, the guards, and whoever registers or removes it.
 pub struct Region {
     range: MemoryRange,
     location: Arc<str>,
     sequence: u64,
     pub(super) in_flight: InFlight,
-    registrations: OnceLock<Box<Registrations>>,
+    /// Only where there is something to be kept: most registrations over TCP have none of it.
+    details: OnceLock<Box<Details>>,
     references: AtomicU32,
     state: AtomicU8,
     remote_accessible: bool,
@@ -68,7 +78,7 @@ impl Region {
             location,
             sequence,
             in_flight: InFlight::new_closed(),
-            registrations: OnceLock::new(),
+            details: OnceLock::new(),
             references: AtomicU32::new(1),
             state: AtomicU8::new(State::Reserved as u8),
             remote_accessible: options.remote_accessible,
@@ -103,17 +113,34 @@ impl Region {
 
     /// Its keys, if devices know it. Set before the region is live, or when the first transport that has devices is installed.
     pub fn registrations(&self) -> Option<&Registrations> {
-        self.registrations.get().map(|registrations| &**registrations)
+        self.details.get()?.registrations.get()
     }
 
     /// False if it has them already. Under the registry's lock, or before it is live.
     pub(super) fn set_registrations(&self, registrations: Registrations) -> bool {
-        self.registrations.set(Box::new(registrations)).is_ok()
+        self.details().registrations.set(registrations).is_ok()
     }
 
-    /// What registering it took; `None` if no device knows it, or the registration has not ended.
-    pub fn cost(&self) -> Option<&RegistrationCost> {
-        self.registrations()?.cost.get().map(|cost| &**cost)
+    fn details(&self) -> &Details {
+        self.details.get_or_init(Box::default)
+    }
+
+    /// What registering it took; `None` if neither a device nor a metadata server knows it, or the registration has not ended.
+    pub fn cost(&self) -> Option<RegistrationCost> {
+        let kept = self.registrations().and_then(|registrations| registrations.cost.get());
+        let publishing = self.details.get()?.publishing.get().copied();
+        if kept.is_none() && publishing.is_none() {
+            return None;
+        }
+        let mut cost = kept.map_or_else(RegistrationCost::default, |cost| (**cost).clone());
+        cost.publishing = publishing.unwrap_or_default();
+        cost.total += cost.publishing;
+        Some(cost)
+    }
+
+    /// Keeps what telling a metadata server of it took. Once.
+    pub fn set_publishing(&self, spent: Duration) {
+        let _ = self.details().publishing.set(spent);
     }
 
     /// Keeps what registering it took. Once; without effect where no device knows the region.

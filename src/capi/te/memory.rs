@@ -368,10 +368,6 @@ pub(super) unsafe fn write_regions(
 unsafe fn read_memory_options(engine: &Engine, options: *const te_memory_options) -> Result<MemoryOptions> {
     // SAFETY: as for this function.
     let options = unsafe { growth::read_options(options) }?;
-    // Peers of an engine without a metadata server ask for its memory when they need it: both values are the same there.
-    if !matches!(options.publish, TE_PUBLISH_NOW | TE_PUBLISH_LATER) {
-        return Err(guard::invalid(format!("options->publish is {}; it must be a TE_PUBLISH_ value (0 or 1)", options.publish)));
-    }
     Ok(MemoryOptions {
         // SAFETY: as for this function.
         location: unsafe { text::read_location(options.location) },
@@ -389,6 +385,11 @@ unsafe fn read_memory_options(engine: &Engine, options: *const te_memory_options
                     "options->count_references is {other}; it must be a TE_REFERENCES_ value (0 to 2)"
                 )));
             }
+        },
+        publish: match options.publish {
+            TE_PUBLISH_NOW => true,
+            TE_PUBLISH_LATER => false,
+            other => return Err(guard::invalid(format!("options->publish is {other}; it must be a TE_PUBLISH_ value (0 or 1)"))),
         },
         parallelism: match options.parallel {
             TE_PARALLEL_DEFAULT => None,

@@ -63,7 +63,7 @@ fn create_engine() -> transfer_engine::Result<Arc<Engine>> {
 }
 
 fn memory_options() -> MemoryOptions {
-    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None }
+    MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None, publish: true }
 }
 
 /// Prints a report: as text, or everything as JSON.

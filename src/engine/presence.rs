@@ -1,0 +1,284 @@
+//! What an engine keeps of itself on a metadata server: where its handshake channel is, and its segment's descriptor.
+//!
+//! Both are written under the engine's name, which is the caller's. Whoever wrote last has the name: an engine that finds another
+//! one's address under its own key says so once, and writes nothing more for as long as that is so.
+//!
+//! Servers lose what they had, and are away for a while. So the address is looked at every [`CHECK_INTERVAL`]; if it is gone the server was
+//! wiped, and both texts are written again, the address first: if the server is wiped in between, the next look finds that. The descriptor,
+//! which may be megabytes, is looked at every [`DESCRIPTOR_CHECKS`]th time only. What could not be published is tried again at each look.
+//!
+//! The [`Publisher`] has one write of the descriptor under way at a time; `written` changes in its turn only, and is locked for that
+//! moment. `checking` is held by the one thread that looks. No lock is held during a call to the server but `checking`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tracing::dispatcher::{self, Dispatch};
+
+use super::card::Card;
+use super::directory::{Directory, location_text, parse_location};
+use crate::error::{Code, Error, Result};
+use crate::handshake::Service;
+use crate::handshake::address::HostPort;
+use crate::metadata::excerpt;
+use crate::metadata::publisher::Publisher;
+
+/// How often the server is asked whether it still knows the engine. With a call that lasts as long as it may, five seconds at most pass.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// One of so many looks is at the descriptor, too.
+const DESCRIPTOR_CHECKS: u32 = 15;
+
+type Text = Vec<Arc<str>>;
+
+/// What the server has of the descriptor.
+#[derive(Default)]
+enum Written {
+    /// Nothing of ours.
+    #[default]
+    Nothing,
+    /// Some text of ours, or nothing: a write failed, or the server has lost it.
+    Unknown,
+    This(Text),
+}
+
+/// See the module.
+pub(super) struct Presence {
+    directory: Arc<Directory>,
+    name: String,
+    location: HostPort,
+    card: Arc<Card>,
+    publisher: Publisher,
+    written: Mutex<Written>,
+    /// Where the engine is that has taken the name.
+    successor: Mutex<Option<HostPort>>,
+    checking: Mutex<Checking>,
+}
+
+#[derive(Default)]
+struct Checking {
+    count: u32,
+    is_away: bool,
+    is_over: bool,
+}
+
+impl Presence {
+    /// Of an engine with this name, whose handshake channel is at `location`. Nothing is written yet.
+    pub fn new(directory: Arc<Directory>, name: &str, location: HostPort, card: Arc<Card>) -> Presence {
+        Presence {
+            directory,
+            name: name.into(),
+            location,
+            card,
+            publisher: Publisher::default(),
+            written: Mutex::default(),
+            successor: Mutex::default(),
+            checking: Mutex::default(),
+        }
+    }
+
+    /// Writes where the handshake channel is, whatever is there.
+    pub fn announce(&self) -> Result<()> {
+        self.directory.store.put(&self.directory.keys.rpc(&self.name), &[location_text(&self.location).into()])
+    }
+
+    /// Returns when a write of the descriptor that began after this call has ended, with its outcome; a descriptor that the server has
+    /// already is not written. Errors: Metadata; Canceled when the engine is destroyed meanwhile.
+    pub fn publish(&self) -> Result<()> {
+        self.publisher.publish(|| self.write_present())
+    }
+
+    /// How many wait for a write that has not begun.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.publisher.waiting()
+    }
+
+    /// Has the descriptor published soon.
+    pub fn touch(&self) {
+        self.publisher.touch();
+    }
+
+    /// Runs `install` while nothing else is published: it writes a text with [`Presence::write`], and makes the card say the same.
+    pub fn install(&self, install: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.publisher.alone(install)
+    }
+
+    /// Writes a descriptor. In the publisher's turn.
+    pub fn write(&self, text: Text) -> Result<()> {
+        if let Some(successor) = &*self.successor.lock() {
+            let text = format!(
+                "'{}' is the name of another engine now, at {successor}, so peers do not find this one; give each engine a name of its own",
+                excerpt(&self.name)
+            );
+            return Err(Error::quiet(Code::Metadata, text));
+        }
+        if matches!(&*self.written.lock(), Written::This(written) if says_the_same(written, &text)) {
+            return Ok(());
+        }
+        *self.written.lock() = Written::Unknown;
+        self.directory.store.put(&self.directory.keys.segment(&self.name), &text)?;
+        *self.written.lock() = Written::This(text);
+        Ok(())
+    }
+
+    /// Writes what peers are to be told now. In the publisher's turn.
+    fn write_present(&self) -> Result<()> {
+        match self.card.describe() {
+            Some(text) => self.write(text),
+            None => {
+                // Without a transport there is nothing to tell; what was written when installing one failed is not true.
+                if !matches!(&*self.written.lock(), Written::Nothing) {
+                    self.directory.store.remove(&self.directory.keys.segment(&self.name))?;
+                    *self.written.lock() = Written::Nothing;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds out whether the server has what it should, and writes what it has not. Failures are logged when an outage begins, and the end
+    /// of it when it ends.
+    pub fn check(&self) {
+        let mut checking = self.checking.lock();
+        if checking.is_over {
+            return;
+        }
+        checking.count = checking.count.wrapping_add(1);
+        let look = || self.repair(checking.count % DESCRIPTOR_CHECKS == 0);
+        let outcome = match checking.is_away {
+            // The server's errors are logged where they are made, each time.
+            true => dispatcher::with_default(&Dispatch::none(), look),
+            false => look(),
+        };
+        match (checking.is_away, outcome) {
+            (false, Err(error)) if error.code() != Code::Canceled => {
+                tracing::warn!(
+                    "'{}' cannot be kept on the metadata server ({}); it is tried again every {CHECK_INTERVAL:?}",
+                    excerpt(&self.name),
+                    error.message()
+                );
+                checking.is_away = true;
+            }
+            (true, Ok(())) => {
+                tracing::info!("the metadata server is back, and has '{}'", excerpt(&self.name));
+                checking.is_away = false;
+            }
+            _ => {}
+        }
+    }
+
+    fn repair(&self, with_descriptor: bool) -> Result<()> {
+        let stored = self.directory.store.get(&self.directory.keys.rpc(&self.name))?;
+        match stored.as_deref().map(parse_location) {
+            Some(Some(location)) if location != self.location => {
+                let mut successor = self.successor.lock();
+                if successor.as_ref() != Some(&location) {
+                    tracing::warn!(
+                        "'{}' is the name of another engine now, at {location}: this one, at {}, is not found by it any more; give each \
+                         engine a name of its own",
+                        excerpt(&self.name),
+                        self.location
+                    );
+                    *successor = Some(location);
+                }
+                return Ok(());
+            }
+            Some(Some(_)) => *self.successor.lock() = None,
+            lost => {
+                let reason = if lost.is_none() { "has lost" } else { "has nonsense in place of" };
+                tracing::warn!("the metadata server {reason} the address of '{}'; it is written again", excerpt(&self.name));
+                self.announce()?;
+                *self.successor.lock() = None;
+                return self.publisher.alone(|| self.forget_written()).and_then(|()| self.publish());
+            }
+        }
+        if with_descriptor {
+            self.publisher.alone(|| self.compare())?;
+        }
+        match self.publisher.is_dirty() {
+            true => self.publish(),
+            false => Ok(()),
+        }
+    }
+
+    fn forget_written(&self) -> Result<()> {
+        let mut written = self.written.lock();
+        if !matches!(*written, Written::Nothing) {
+            *written = Written::Unknown;
+            self.publisher.touch();
+        }
+        Ok(())
+    }
+
+    /// Looks whether the server has the descriptor that was written. In the publisher's turn.
+    fn compare(&self) -> Result<()> {
+        if !matches!(&*self.written.lock(), Written::This(_)) {
+            return Ok(());
+        }
+        let stored = self.directory.store.get(&self.directory.keys.segment(&self.name))?;
+        let is_there = matches!((&*self.written.lock(), stored), (Written::This(text), Some(stored)) if is_text(text, &stored));
+        if !is_there {
+            tracing::warn!(
+                "the metadata server has lost the descriptor of '{}', or has another; it is written again",
+                excerpt(&self.name)
+            );
+            self.forget_written()?;
+        }
+        Ok(())
+    }
+
+    /// Publishes nothing more, and removes from the server what is this engine's there. Blocks for as long as some calls to the server.
+    pub fn withdraw(&self) {
+        self.publisher.close();
+        self.checking.lock().is_over = true;
+        if let Err(error) = self.remove() {
+            tracing::warn!(
+                "what the metadata server has of '{}' stays there: {}; it is replaced when an engine of that name comes",
+                excerpt(&self.name),
+                error.message()
+            );
+        }
+    }
+
+    fn remove(&self) -> Result<()> {
+        let Directory { store, keys, .. } = &*self.directory;
+        let rpc = keys.rpc(&self.name);
+        match store.get(&rpc)?.as_deref().and_then(parse_location) {
+            Some(location) if location != self.location => {
+                tracing::info!("'{}' stays on the metadata server: it is the name of an engine at {location}", excerpt(&self.name));
+                return Ok(());
+            }
+            Some(_) => store.remove(&rpc)?,
+            None => {}
+        }
+        let segment = keys.segment(&self.name);
+        let is_ours = match std::mem::take(&mut *self.written.lock()) {
+            Written::Nothing => false,
+            Written::Unknown => true,
+            Written::This(text) => store.get(&segment)?.is_some_and(|stored| is_text(&text, &stored)),
+        };
+        if is_ours { store.remove(&segment) } else { Ok(()) }
+    }
+}
+
+/// Whether two descriptors differ in nothing but the time. O(blocks): what has not changed is the very same text.
+fn says_the_same(one: &[Arc<str>], other: &[Arc<str>]) -> bool {
+    let timeless = |text: &Arc<str>| text.split(r#","timestamp":""#).next().map(str::len);
+    let (Some((one_tail, one)), Some((other_tail, other))) = (one.split_last(), other.split_last()) else { return false };
+    one.len() == other.len()
+        && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other) || one == other)
+        && timeless(one_tail) == timeless(other_tail)
+        && timeless(one_tail).is_some_and(|length| one_tail[..length] == other_tail[..length])
+}
+
+/// Whether `stored` is the text in pieces, but for space around it.
+fn is_text(text: &[Arc<str>], stored: &str) -> bool {
+    let mut rest = stored.trim();
+    let last = text.len().saturating_sub(1);
+    text.iter().enumerate().all(|(at, piece)| {
+        let piece = if at == last { piece.trim_end() } else { &**piece };
+        rest.strip_prefix(piece).map(|after| rest = after).is_some()
+    }) && rest.is_empty()
+}
