@@ -233,7 +233,7 @@ impl Fleet {
                 let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
                 self.registrar.register(range, &options, None, &self.transports)?;
                 let middle = Instant::now();
-                let region = self.registry.read(|view| view.find(range.address()).and_then(|region| region.cost().cloned()));
+                let region = self.registry.read(|view| view.find(range.address()).and_then(|region| region.cost()));
                 self.registrar.unregister(range.address(), &self.transports)?;
                 let spent = region.ok_or("the region is not there")?;
                 let us = |duration: Duration| duration.as_secs_f64() * 1e6;
