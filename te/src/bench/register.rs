@@ -14,9 +14,9 @@ use transfer_engine::engine::Engine;
 use transfer_engine::sys::MemoryRange;
 
 use super::machine::{Machine, noise, time_fixed_work};
-use super::{pin, publish};
 use super::statistics::Spread;
 use super::{create_engine, memory_options, parse_size, print_report};
+use super::{pin, publish};
 use crate::output;
 use crate::system::{Arena, process_cpu_time};
 
