@@ -139,9 +139,10 @@ class BadServer(ServerTestCase):
 
         def interfere(method, key):
             dice = random.random()
-            if dice < 0.02:
+            if dice < 0.03:
                 time.sleep(8)  # longer than any call waits for a server
-            elif dice < 0.3:
+                return "drop"
+            if dice < 0.3:
                 time.sleep(random.random() / 5)
             return "drop" if dice > 0.9 else "drop late" if dice > 0.8 else 500 if dice > 0.7 else None
 
