@@ -12,7 +12,7 @@
 //! | [`transfer`] | batches and tasks: completion, deadlines, cancel |
 //! | [`transport`] | how bytes move: [`transport::tcp`], [`transport::local`], `transport::rdma` (feature `rdma`) |
 //! | [`handshake`] | the small request channel between engines: descriptors, notify, probe |
-//! | [`metadata`] | segment descriptors and their JSON |
+//! | [`metadata`] | segment descriptors and their JSON; metadata servers |
 //! | [`topology`] | which NICs serve which memory |
 //! | [`registry`] | registered memory regions: the index, region states, in-flight guards |
 //! | [`telemetry`] | counters and the log |

@@ -65,6 +65,12 @@ struct Authenticated {
     token: String,
 }
 
+/// What the gateway says where it says no.
+#[derive(Deserialize)]
+struct Complaint {
+    error: String,
+}
+
 /// What any answer to a change is: an object.
 #[derive(Deserialize)]
 struct Changed {}
@@ -184,19 +190,24 @@ fn read<T: DeserializeOwned>(reply: Reply) -> std::result::Result<T, Fault> {
             let said = excerpt(&String::from_utf8_lossy(&reply.body[..reply.body.len().min(1000)]));
             Fault::Absent(format!("it answered '{said}', which is not etcd's: {error}"))
         }),
-        404 => Err(Fault::Absent(format!("{}; etcd has /v3 from version 3.4 on", reply.complaint()))),
-        500.. => Err(Fault::Absent(reply.complaint())),
-        _ => {
-            let complaint = reply.complaint();
-            let said = String::from_utf8_lossy(&reply.body);
-            let advice = if said.contains("too large") || said.contains("larger than max") {
+        status => {
+            let said = match serde_json::from_slice::<Complaint>(&reply.body) {
+                Ok(Complaint { error }) => format!("it answered with status {status}: {}", excerpt(&error)),
+                Err(_) => reply.complaint(),
+            };
+            let advice = if status == 404 {
+                "; etcd has /v3 from version 3.4 on"
+            } else if said.contains("too large") || said.contains("larger than max") {
                 "; etcd takes 1.5 MiB unless it is started with a larger --max-request-bytes"
             } else if said.contains("user name is empty") || said.contains("permission denied") {
                 "; give a user that may read and write the keys: etcd://user:password@host:2379"
             } else {
                 ""
             };
-            Err(Fault::Refused(complaint + advice))
+            match status {
+                404 | 500.. => Err(Fault::Absent(said + advice)),
+                _ => Err(Fault::Refused(said + advice)),
+            }
         }
     }
 }

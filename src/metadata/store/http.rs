@@ -248,6 +248,9 @@ impl Client {
         result.map_err(|error| match error {
             ureq::Error::Timeout(_) => format!("no answer within {:.1} s", started.elapsed().as_secs_f32()),
             ureq::Error::BodyExceedsLimit(limit) => format!("its answer is longer than {limit} bytes"),
+            ureq::Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                "it closed the connection and did not answer".into()
+            }
             ureq::Error::Io(error) => error.to_string(),
             error => format!("{error}; is it a metadata server?"),
         })

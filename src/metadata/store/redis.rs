@@ -92,6 +92,9 @@ impl RedisStore {
                 Fault::Io(error) if error.kind() == io::ErrorKind::TimedOut && error.get_ref().is_none() => {
                     format!("no answer within {:.1} s", started.elapsed().as_secs_f32())
                 }
+                Fault::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    "it closed the connection and did not answer".into()
+                }
                 Fault::Io(error) => error.to_string(),
                 Fault::Refused(said) => {
                     let advice = match said.split(' ').next() {
@@ -175,9 +178,9 @@ impl Store for RedisStore {
 fn exchange(connection: &mut Connection, arguments: &[Argument<'_>]) -> std::result::Result<Answer, Fault> {
     send(connection, arguments)?;
     let mut reader = BufReader::new(connection);
-    let answer = receive(&mut reader);
+    let answer = receive(&mut reader)?;
     match reader.buffer() {
-        [] => answer,
+        [] => Ok(answer),
         _ => Err(Fault::Garbage("with more than was asked for".into())),
     }
 }
@@ -384,13 +387,13 @@ mod tests {
         let long_line = format!("+{}", "x".repeat(LONGEST_LINE as usize));
         let too_long = format!("${}\r\n", LONGEST_TEXT + 1);
         for (said, expected) in [
-            ("", "end of file"),
-            ("garbage", "end of file"),
+            ("", "closed the connection"),
+            ("garbage", "closed the connection"),
             ("HTTP/1.1 400 Bad Request\r\n\r\n", "is it a redis server"),
             ("\r\n", "is it a redis server"),
             ("$x\r\n", "is it a redis server"),
             ("$-2\r\n", "is it a redis server"),
-            ("$100\r\nhalf", "end of file"),
+            ("$100\r\nhalf", "closed the connection"),
             ("$4\r\nlonger\r\n", "longer than announced"),
             ("$2\r\nab\r\n+OK\r\n", "more than was asked for"),
             ("$1\r\n\u{0}\r\n", ""),

@@ -43,12 +43,9 @@ const BUFFER: usize = 64 << 10;
 /// Connections that the kernel holds until they are taken. A cluster that starts connects all at once.
 const BACKLOG: u32 = 4096;
 
-/// How long requests may take to end once the server is told to stop.
-const GRACE: Duration = Duration::from_secs(1);
-
 /// How long a client that was refused may take to read why, while what it still sends is thrown away. To close at once would make its
 /// kernel throw the answer away.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_secs(5);
 
 /// Arguments of `te metadata-server`.
 #[derive(clap::Args)]
@@ -72,6 +69,9 @@ pub struct Arguments {
     /// Seconds that a client may take for a head, for a value, until it reads on, and between requests.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     timeout: u64,
+    /// Seconds that requests may take to end once the server is told to stop.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..=86_400), value_name = "SECONDS")]
+    grace: u64,
 }
 
 fn parse_path(text: &str) -> Result<String, String> {
@@ -148,7 +148,8 @@ async fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     drop(listener);
     eprintln!("te: the metadata server stops; {} keys are gone", service.keys());
     let _ = stop.send(true);
-    let _ = timeout(GRACE, async { while connections.join_next().await.is_some() {} }).await;
+    let grace = Duration::from_secs(arguments.grace);
+    let _ = timeout(grace, async { while connections.join_next().await.is_some() {} }).await;
     Ok(())
 }
 
@@ -197,7 +198,7 @@ impl Connection {
 
         let has_unread = AtomicBool::new(false);
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(BUFFER);
+        http.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(BUFFER).half_close(true);
         let answer = service_fn(|request| Box::pin(self.answer(request, &has_unread)));
         let mut connection = http.serve_connection(TokioIo::new(Box::pin(stream)), answer);
         let mut is_stopping = false;
