@@ -208,12 +208,16 @@ typedef struct te_engine_options {
     /// sizeof(te_engine_options).
     size_t struct_size;
     /// Where descriptors of segments are kept: "P2PHANDSHAKE" (also if NULL), with the engines themselves, which
-    /// ask each other. Addresses of metadata servers, such as "http://host:8080/metadata", are refused in this
-    /// version.
+    /// ask each other; or at a metadata server, such as "http://host:8080/metadata", "redis://host:6379",
+    /// "etcd://host:2379", or "host:2379" for etcd. MC_METADATA_CLUSTER_ID keeps clusters apart that share one.
     const char *metadata;
-    /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine
-    /// that peers use. With P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server
-    /// the text is the name of the segment. NULL: an address of this machine is chosen.
+    /// With P2PHANDSHAKE, "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of
+    /// this machine that peers use; the port is drawn anew, and te_engine_address tells it. NULL: an address of
+    /// this machine is chosen.
+    ///
+    /// With a metadata server, the name that peers open: any text that no other running engine has. If two
+    /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
+    /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     const char *server_name;
     /// The transport to install: "tcp" (also if NULL), or "" for none yet.
     const char *transport;
@@ -224,23 +228,28 @@ typedef struct te_engine_options {
 
 /// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
 ///
-/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken,
-/// TE_ERR_NOT_IMPLEMENTED for a metadata server or an unknown transport.
+/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken;
+/// TE_ERR_METADATA when the metadata server does not answer within some seconds, or refuses;
+/// TE_ERR_NOT_IMPLEMENTED for an unknown kind of metadata server or transport.
 te_status te_engine_create(const te_engine_options *options, te_engine **engine);
 
 /// Destroys an engine: transfers that still run end as TE_STATE_CANCELED, threads that wait in other calls
 /// return, memory is unregistered, batches are freed, and peers are no longer served.
 ///
 /// When it returns, no other call on the engine is inside the library, and the engine touches no memory of
-/// the program any more; it takes up to about five seconds where a peer is slow. Calls that begin meanwhile
-/// or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
+/// the program any more; it takes up to about five seconds where a peer is slow. A metadata server forgets
+/// the engine; up to ten seconds are waited for one that does not answer. Calls that begin meanwhile or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
 te_status te_engine_destroy(te_engine *engine);
 
-/// Writes the name that peers open, such as "10.0.0.7:15002", into `buffer`, with a NUL at its end.
+/// Writes the address at which peers reach this engine, such as "10.0.0.7:15002", into `buffer`, with a NUL at
+/// its end.
 ///
-/// `size` is that of the buffer in bytes; if the name does not fit, TE_ERR_INVALID_ARGUMENT, and the text
-/// tells the size it takes.
-te_status te_engine_address(te_engine *engine, char *buffer, size_t size);
+/// With P2PHANDSHAKE it is the name that peers open; with a metadata server they open the `server_name` of
+/// te_engine_options. `size` is that of the buffer in bytes; if the text does not fit,
+/// TE_ERR_INVALID_ARGUMENT, and the text of the error tells the size it takes.
+te_status te_engine_address(te_engine *engine,
+                            char *buffer,
+                            size_t size);
 
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
@@ -265,7 +274,8 @@ te_status te_install_transport(te_engine *engine, const char *protocol, const ch
 /// Peers learn of the change before the call returns.
 #define TE_PUBLISH_NOW 0
 
-/// Peers learn of the change with the next one that is published. Saves time where a metadata server is slow.
+/// Peers learn of the registration with the next one, or the next unregistration, that is published. Saves time
+/// where a metadata server is slow. Without one it makes no difference: peers ask when they need it.
 #define TE_PUBLISH_LATER 1
 
 /// As the environment variable TE_REGISTER_REFCOUNT says; without it, as TE_REFERENCES_OFF.
@@ -347,7 +357,7 @@ typedef struct te_registration_cost {
     uint64_t population_ns;
     /// From the first call that registers with a device to the end of the last: ibv_reg_mr or its like.
     uint64_t pinning_ns;
-    /// Telling a metadata server.
+    /// Telling a metadata server, together with others that did so at the time.
     uint64_t publishing_ns;
     /// Everything else: this library's own work.
     uint64_t book_keeping_ns;
@@ -372,7 +382,7 @@ typedef struct te_device_cost {
 ///
 /// `options` may be NULL. On failure nothing is registered. Errors: TE_ERR_INVALID_ARGUMENT for NULL, no
 /// bytes, or a range past the end of the address space; TE_ERR_ADDRESS_OVERLAPPED, with the other range in
-/// the text; TE_ERR_METADATA if it could not be published; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a
+/// the text; TE_ERR_METADATA if the metadata server could not be told; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a
 /// device or the system refused.
 te_status te_register_local_memory(te_engine *engine,
                                    void *addr,
@@ -385,7 +395,8 @@ te_status te_register_local_memory(te_engine *engine,
 /// then releases it. After 0, neither peers nor this engine touch it. Call it before the memory is unmapped:
 /// what is mapped at a registered address later is open to peers as well. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
 /// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
-/// can be repeated; TE_ERR_METADATA if peers could not be told, though the memory is released.
+/// can be repeated; TE_ERR_METADATA if the metadata server could not be told, though the memory is released: that
+/// is tried again in the background.
 te_status te_unregister_local_memory(te_engine *engine,
                                      void *addr);
 
@@ -414,8 +425,9 @@ te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_re
 ///
 /// Set `cost->struct_size` before the call. `devices` is an array of `capacity` elements of `device_size` bytes,
 /// sizeof(te_device_cost); it may be NULL if `capacity` is 0. `cost->device_count` may be more than `capacity`;
-/// the first `capacity` are described then. Errors: TE_ERR_ADDRESS_NOT_REGISTERED, also for a range that no device
-/// knows, as with TCP: registering that is only a matter of some hundred nanoseconds, which nobody takes down.
+/// the first `capacity` are described then. Errors: TE_ERR_ADDRESS_NOT_REGISTERED, also for a range that neither a
+/// device nor a metadata server was told of, as with TCP and P2PHANDSHAKE: registering that is only a matter of
+/// some hundred nanoseconds, which nobody takes down.
 te_status te_get_registration_cost(te_engine *engine,
                                    const void *addr,
                                    te_registration_cost *cost,
@@ -447,8 +459,8 @@ typedef uint64_t te_segment;
 /// The segment of the engine itself, which needs no opening.
 #define TE_LOCAL_SEGMENT 0
 
-/// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
-/// number when it is open already.
+/// Opens the segment of the engine that is called `name`: te_engine_address of the peer, or its `server_name`
+/// where there is a metadata server. Gives the same number when it is open already.
 ///
 /// Asks the peer, or the metadata server, and blocks for up to some seconds; for a minute if the peer takes
 /// the connection and then says nothing, as a stopped process does. te_engine_destroy ends the wait. Leading
@@ -776,7 +788,7 @@ typedef struct te_statistics {
     uint64_t registration_population_ns;
     /// Nanoseconds from the first to the last call of a device, added up over registrations.
     uint64_t registration_pinning_ns;
-    /// Nanoseconds that it has spent on telling a metadata server.
+    /// Nanoseconds that registrations have waited for a metadata server to be told.
     uint64_t registration_publishing_ns;
     /// Nanoseconds that it has spent on everything else.
     uint64_t registration_book_keeping_ns;

@@ -187,9 +187,12 @@ typedef struct transfer_status transfer_status_t;
 /// Creates an engine. Returns NULL on failure; te_last_error() of te.h says why. Free it with
 /// destroyTransferEngine.
 ///
-/// metadata_conn_string is "P2PHANDSHAKE"; addresses of metadata servers are refused in this version.
-/// local_server_name is "host" or "host:port" of this machine; the port is drawn anew (getLocalIpAndPort
-/// tells it). ip_or_host_name and rpc_port have no effect.
+/// metadata_conn_string is "P2PHANDSHAKE" or a metadata server, such as "http://host:8080/metadata",
+/// "redis://host:6379", "etcd://host:2379", or "host:2379" for etcd.
+/// With P2PHANDSHAKE, local_server_name is "host" or "host:port" of this machine; the port is drawn anew
+/// (getLocalIpAndPort tells it). With a metadata server it is the name that peers open, and none that another
+/// running engine has; peers connect to the environment variable MC_TCP_BIND_ADDRESS, or to the address of the
+/// first network interface that is up. ip_or_host_name and rpc_port have no effect.
 /// auto_discover other than 0 looks at the hardware and installs the best transport; with 0 there is none
 /// until installTransport.
 transfer_engine_t createTransferEngine(const char *metadata_conn_string,
@@ -208,7 +211,8 @@ int discoverTopology(transfer_engine_t engine);
 
 /// Writes the address at which peers reach this engine, "host:port" with IPv6 addresses in brackets, into
 /// buf_out of buf_len bytes, with a NUL at its end; a text that does not fit is cut. With P2PHANDSHAKE it is
-/// the name that peers open. Returns 0 or a negative number.
+/// the name that peers open; with a metadata server they open local_server_name. Returns 0 or a negative
+/// number.
 int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 
 /// Installs a transport, registers all memory with it, and publishes it to peers. Returns NULL on failure,
@@ -243,12 +247,12 @@ int warmupEfaSegment(transfer_engine_t engine, const char *segment_name);
 /// number.
 int removeLocalSegment(transfer_engine_t engine, const char *segment_name);
 
-/// Asks anew for the state of all open segments. Returns 0, also where that fails: the former state is kept
-/// then.
+/// Asks anew for the state of all open segments. Returns 0, also where that fails, such as for a peer that has
+/// vanished: the former state is kept then, and the log names the segment.
 int syncSegmentCache(transfer_engine_t engine);
 
 /// Registers length bytes at addr, so that peers can read and write them, and publishes that. Returns 0 or a
-/// negative number.
+/// negative number: -200 if the metadata server could not be told; nothing is registered then.
 ///
 /// location says where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL if unknown.
 /// remote_accessible 0: only this engine may use it, as the local side of transfers. The range may touch
@@ -261,7 +265,8 @@ int registerLocalMemory(transfer_engine_t engine,
 
 /// Unregisters the memory that was registered at addr, the first byte of its range. Returns 0 or a negative
 /// number: -3 if nothing was registered there, -4 if a transfer on it did not end within five seconds, so
-/// that it is still in use. After 0 neither peers nor this engine touch it.
+/// that it is still in use, -200 if the metadata server could not be told, which is tried again in the
+/// background. After 0 or -200 neither peers nor this engine touch it.
 int unregisterLocalMemory(transfer_engine_t engine, void *addr);
 
 /// Registers buffer_len ranges for peers to read and write: all of them or, on failure, none. Publishes once.

@@ -207,9 +207,12 @@ const _: () = {
 /// Creates an engine. Returns NULL on failure; te_last_error() of te.h says why. Free it with
 /// destroyTransferEngine.
 ///
-/// metadata_conn_string is "P2PHANDSHAKE"; addresses of metadata servers are refused in this version.
-/// local_server_name is "host" or "host:port" of this machine; the port is drawn anew (getLocalIpAndPort
-/// tells it). ip_or_host_name and rpc_port have no effect.
+/// metadata_conn_string is "P2PHANDSHAKE" or a metadata server, such as "http://host:8080/metadata",
+/// "redis://host:6379", "etcd://host:2379", or "host:2379" for etcd.
+/// With P2PHANDSHAKE, local_server_name is "host" or "host:port" of this machine; the port is drawn anew
+/// (getLocalIpAndPort tells it). With a metadata server it is the name that peers open, and none that another
+/// running engine has; peers connect to the environment variable MC_TCP_BIND_ADDRESS, or to the address of the
+/// first network interface that is up. ip_or_host_name and rpc_port have no effect.
 /// auto_discover other than 0 looks at the hardware and installs the best transport; with 0 there is none
 /// until installTransport.
 #[unsafe(no_mangle)]
@@ -249,7 +252,8 @@ pub unsafe extern "C" fn discoverTopology(engine: transfer_engine_t) -> c_int {
 
 /// Writes the address at which peers reach this engine, "host:port" with IPv6 addresses in brackets, into
 /// buf_out of buf_len bytes, with a NUL at its end; a text that does not fit is cut. With P2PHANDSHAKE it is
-/// the name that peers open. Returns 0 or a negative number.
+/// the name that peers open; with a metadata server they open local_server_name. Returns 0 or a negative
+/// number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getLocalIpAndPort(engine: transfer_engine_t, buf_out: *mut c_char, buf_len: usize) -> c_int {
     // SAFETY: the caller passes a buffer of `buf_len` bytes.
@@ -334,8 +338,8 @@ pub unsafe extern "C" fn removeLocalSegment(engine: transfer_engine_t, segment_n
     negative(engine, |engine| engine.forget_segment(unsafe { text::read(segment_name, "segment_name") }?))
 }
 
-/// Asks anew for the state of all open segments. Returns 0, also where that fails: the former state is kept
-/// then.
+/// Asks anew for the state of all open segments. Returns 0, also where that fails, such as for a peer that has
+/// vanished: the former state is kept then, and the log names the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
     negative(engine, |engine| {
@@ -346,7 +350,7 @@ pub unsafe extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
 }
 
 /// Registers length bytes at addr, so that peers can read and write them, and publishes that. Returns 0 or a
-/// negative number.
+/// negative number: -200 if the metadata server could not be told; nothing is registered then.
 ///
 /// location says where the memory is: "cpu:0" for a NUMA node, "cuda:1" for a GPU; "*" or NULL if unknown.
 /// remote_accessible 0: only this engine may use it, as the local side of transfers. The range may touch
@@ -369,7 +373,8 @@ pub unsafe extern "C" fn registerLocalMemory(
 
 /// Unregisters the memory that was registered at addr, the first byte of its range. Returns 0 or a negative
 /// number: -3 if nothing was registered there, -4 if a transfer on it did not end within five seconds, so
-/// that it is still in use. After 0 neither peers nor this engine touch it.
+/// that it is still in use, -200 if the metadata server could not be told, which is tried again in the
+/// background. After 0 or -200 neither peers nor this engine touch it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemory(engine: transfer_engine_t, addr: *mut c_void) -> c_int {
     negative(engine, |engine| engine.unregister(addr as u64))

@@ -12,7 +12,7 @@ use crate::transfer::State;
 
 /// What becomes of a PUT of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+pub(super) enum Fate {
     Taken,
     Refused,
     /// Taken, but the answer is lost.
@@ -20,9 +20,9 @@ enum Fate {
 }
 
 #[derive(Default)]
-struct Script {
-    texts: HashMap<String, String>,
-    fates: VecDeque<Fate>,
+pub(super) struct Script {
+    pub texts: HashMap<String, String>,
+    pub fates: VecDeque<Fate>,
     is_down: bool,
     /// PUTs of descriptors wait.
     is_gated: bool,
@@ -33,7 +33,7 @@ struct Script {
 }
 
 #[derive(Default)]
-struct ScriptedStore {
+pub(super) struct ScriptedStore {
     script: Mutex<Script>,
     changed: Condvar,
 }
@@ -82,7 +82,7 @@ impl Store for ScriptedStore {
 }
 
 impl ScriptedStore {
-    fn script(&self) -> MutexGuard<'_, Script> {
+    pub fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock()
     }
 
@@ -102,7 +102,7 @@ impl ScriptedStore {
         self.changed.wait_while(&mut self.script(), |script| script.at_gate == 0);
     }
 
-    fn descriptor(&self, name: &str) -> SegmentDescriptor {
+    pub fn descriptor(&self, name: &str) -> SegmentDescriptor {
         let text = self.script().texts[&format!("mooncake/ram/{name}")].clone();
         SegmentDescriptor::decode(text.as_bytes(), &"the test").unwrap()
     }
@@ -118,7 +118,7 @@ fn config() -> Config {
 }
 
 /// The server is looked at when the test says so.
-fn create_with(store: &Arc<ScriptedStore>, name: &str, config: Config) -> Result<Arc<Engine>> {
+pub(super) fn create_with(store: &Arc<ScriptedStore>, name: &str, config: Config) -> Result<Arc<Engine>> {
     let options = EngineOptions { metadata: "the test's".into(), server_name: name.into(), auto_discover: false };
     Engine::create_with(&options, config, Some(store.clone()), Duration::from_secs(3600))
 }
@@ -316,6 +316,22 @@ fn what_a_lost_answer_left_on_the_server_is_corrected() {
     let puts = store.script().descriptor_puts;
     check(&engine);
     assert_eq!(store.script().descriptor_puts, puts, "once is enough");
+}
+
+/// What a slow server does to a write that was given up.
+#[test]
+fn a_write_that_lands_after_a_later_one_is_corrected() {
+    let store = Arc::new(ScriptedStore::default());
+    let memory = Memory::new(4096);
+    let engine = create(&store, "node");
+    store.script().fates = [Fate::Lost].into();
+    engine.register(memory.range(0, 16), &options()).unwrap_err();
+    let late = store.script().texts["mooncake/ram/node"].clone();
+    engine.register(memory.range(64, 16), &options()).unwrap();
+    check(&engine);
+    store.script().texts.insert("mooncake/ram/node".into(), late);
+    check(&engine);
+    assert_eq!(store.addresses("node"), [memory.address() + 64]);
 }
 
 #[test]

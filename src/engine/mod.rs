@@ -483,7 +483,11 @@ impl Engine {
             self.check_open()?;
             self.registrar.unregister(address, &transports)
         };
-        self.publish_unregistered(outcome)
+        match outcome {
+            // Nothing has changed.
+            Err(error) if error.code() == Code::AddressNotRegistered => Err(error),
+            outcome => self.publish_unregistered(outcome),
+        }
     }
 
     /// Unregisters all that can be unregistered, and returns the first error.
@@ -570,10 +574,7 @@ impl Engine {
         let mut failures = 0;
         for segment in self.segments.all() {
             self.check_open()?;
-            if let Err(error) = segment.refresh() {
-                tracing::warn!("segment {} stays as it was known: {}", segment.name(), error.message());
-                failures += 1;
-            }
+            failures += usize::from(segment.refresh().is_err());
         }
         Ok(failures)
     }
@@ -742,8 +743,9 @@ impl Engine {
         }
     }
 
-    /// Ends everything: a metadata server forgets the engine, if it can be reached (a few seconds at most each are waited for that), requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
-    /// answer Canceled. When it returns no byte moves any more; only a second call that comes meanwhile returns at once.
+    /// Ends everything: requests to peers are broken off, tasks end as cancelled, waiters wake, threads stop. Calls that come later
+    /// answer Canceled. At last a metadata server forgets the engine; up to some ten seconds are waited for one that does not answer. When it
+    /// returns no byte moves any more; only a second call that comes meanwhile returns at once.
     pub fn shutdown(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -751,9 +753,6 @@ impl Engine {
         let periodic = std::mem::take(&mut *self.periodic.lock());
         periodic.iter().for_each(Periodic::order_stop);
         self.fetcher.client.cancel();
-        if let Some(presence) = &self.presence {
-            presence.withdraw();
-        }
         self.server.stop();
         let reason = Error::quiet(Code::Canceled, "the engine was destroyed");
         // A submission may hold the list while it waits for nothing but locks; an installation sees `closed` when it is done.
@@ -762,6 +761,10 @@ impl Engine {
             transport.shutdown(reason.clone());
         }
         self.background.close();
+        // Last: a server that does not answer keeps nobody waiting for the end of a transfer.
+        if let Some(presence) = &self.presence {
+            presence.withdraw();
+        }
         periodic.into_iter().for_each(Periodic::join);
     }
 }

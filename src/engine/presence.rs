@@ -5,12 +5,14 @@
 //!
 //! Servers lose what they had, and are away for a while. So the address is looked at every [`CHECK_INTERVAL`]; if it is gone the server was
 //! wiped, and both texts are written again, the address first: if the server is wiped in between, the next look finds that. The descriptor,
-//! which may be megabytes, is looked at every [`DESCRIPTOR_CHECKS`]th time only. What could not be published is tried again at each look.
+//! which may be megabytes, is looked at every [`DESCRIPTOR_CHECKS`]th time only, and that many times after a write has failed: a server
+//! that was slow may carry it out after a later one. What could not be published is tried again at each look.
 //!
 //! The [`Publisher`] has one write of the descriptor under way at a time; `written` changes in its turn only, and is locked for that
 //! moment. `checking` is held by the one thread that looks. No lock is held during a call to the server but `checking`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -53,6 +55,8 @@ pub(super) struct Presence {
     written: Mutex<Written>,
     /// Where the engine is that has taken the name.
     successor: Mutex<Option<HostPort>>,
+    /// How many of the next looks are at the descriptor, too, since a write has failed.
+    doubts: AtomicU32,
     checking: Mutex<Checking>,
 }
 
@@ -74,6 +78,7 @@ impl Presence {
             publisher: Publisher::default(),
             written: Mutex::default(),
             successor: Mutex::default(),
+            doubts: AtomicU32::new(0),
             checking: Mutex::default(),
         }
     }
@@ -118,7 +123,10 @@ impl Presence {
             return Ok(());
         }
         *self.written.lock() = Written::Unknown;
-        self.directory.store.put(&self.directory.keys.segment(&self.name), &text)?;
+        self.directory
+            .store
+            .put(&self.directory.keys.segment(&self.name), &text)
+            .inspect_err(|_| self.doubts.store(DESCRIPTOR_CHECKS, Ordering::Relaxed))?;
         *self.written.lock() = Written::This(text);
         Ok(())
     }
@@ -146,7 +154,7 @@ impl Presence {
             return;
         }
         checking.count = checking.count.wrapping_add(1);
-        let look = || self.repair(checking.count % DESCRIPTOR_CHECKS == 0);
+        let look = || self.repair(checking.count.is_multiple_of(DESCRIPTOR_CHECKS));
         let outcome = match checking.is_away {
             // The server's errors are logged where they are made, each time.
             true => dispatcher::with_default(&Dispatch::none(), look),
@@ -194,7 +202,9 @@ impl Presence {
                 return self.publisher.alone(|| self.forget_written()).and_then(|()| self.publish());
             }
         }
-        if with_descriptor {
+        let doubts = self.doubts.load(Ordering::Relaxed);
+        if with_descriptor || doubts > 0 {
+            let _ = self.doubts.compare_exchange(doubts, doubts.saturating_sub(1), Ordering::Relaxed, Ordering::Relaxed);
             self.publisher.alone(|| self.compare())?;
         }
         match self.publisher.is_dirty() {

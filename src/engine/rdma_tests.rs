@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::metadata_tests::{Fate, ScriptedStore};
 use super::*;
 use crate::transfer::State;
 use crate::transport::Opcode;
@@ -1052,4 +1053,80 @@ fn threads_of_nics_take_no_signals() {
     };
     wait_until("it has begun", || !masks().is_empty());
     assert!(masks().iter().all(|mask| user.iter().all(|signal| mask >> (signal - 1) & 1 == 1)));
+}
+
+/// An engine that peers find by a metadata server.
+fn engine_called(store: &Arc<ScriptedStore>, name: &str, fake: &Fake, nics: &[&str]) -> Arc<Engine> {
+    let config = Config { tcp_bind_address: Some("127.0.0.1".into()), ..config(fake) };
+    let engine = metadata_tests::create_with(store, name, config).unwrap();
+    engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
+    engine
+}
+
+#[test]
+fn engines_connect_by_their_names_and_find_one_that_restarts() {
+    let fake = Fake::new(2);
+    let store = Arc::new(ScriptedStore::default());
+    let near = engine_called(&store, "near", &fake, &["fake0"]);
+    let mut bench = Bench::new(near, engine_called(&store, "far", &fake, &["fake1"]), 1 << 20);
+    assert_eq!(store.descriptor("far").rdma_server_name, "far");
+    for round in 0..3 {
+        bench.ours.write(&pattern(1 << 20, round));
+        completed(&bench.write());
+        assert!(bench.theirs.read() == pattern(1 << 20, round));
+        bench.far.shutdown();
+        bench.far = engine_called(&store, "far", &fake, &["fake1"]);
+        bench.far.register(bench.theirs.range(0, 1 << 20), &options()).unwrap();
+    }
+}
+
+#[test]
+fn rdma_that_cannot_be_published_is_taken_back_whole() {
+    let fake = Fake::new(1);
+    let store = Arc::new(ScriptedStore::default());
+    let config = Config { tcp_bind_address: Some("127.0.0.1".into()), ..config(&fake) };
+    let engine = metadata_tests::create_with(&store, "node", config).unwrap();
+    engine.install_transport("tcp", None).unwrap();
+    let memory = Memory::new(1 << 20);
+    engine.register(memory.range(0, 1 << 20), &options()).unwrap();
+    let before = engine.card.publish_text();
+    for fate in [Fate::Refused, Fate::Lost] {
+        store.script().fates = [fate].into();
+        assert_eq!(engine.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap_err().code(), Code::Metadata);
+        assert!(!engine.has_transport("rdma"));
+        assert_eq!(engine.card.publish_text(), before);
+        wait_until("nothing is left open", || live(&fake) == [0; 6]);
+        engine.presence.as_ref().unwrap().check();
+        assert_eq!(store.descriptor("node").protocols, ["tcp"]);
+    }
+    engine.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap();
+    let descriptor = store.descriptor("node");
+    assert_eq!((descriptor.protocols, descriptor.buffers[0].rkey.len()), (vec!["rdma".to_string()], 1));
+    assert_eq!(fake.get(0, "regions"), 1);
+    // What the device knows and cannot be published goes back to it.
+    let other = Memory::new(4096);
+    store.script().fates = [Fate::Refused].into();
+    assert_eq!(engine.register(other.range(0, 4096), &options()).unwrap_err().code(), Code::Metadata);
+    assert_eq!((fake.get(0, "regions"), engine.region_count()), (1, 1));
+    engine.register(other.range(0, 4096), &options()).unwrap();
+    let cost = engine.registration_cost(other.range(0, 1).address()).unwrap().cost;
+    assert!(!cost.publishing.is_zero() && cost.total >= cost.publishing + cost.pinning_elapsed, "{cost:?}");
+}
+
+#[test]
+fn a_port_that_goes_down_and_comes_back_is_published() {
+    let fake = Fake::new(2);
+    let store = Arc::new(ScriptedStore::default());
+    let engine = engine_called(&store, "node", &fake, &["fake0", "fake1"]);
+    let published = || store.descriptor("node").priority_matrix["cpu:0"].0.len();
+    assert_eq!(published(), 2);
+    fake.set(0, "port_state", PORT_ERROR.1);
+    fake.event(0, PORT_ERROR.0);
+    wait_until("peers are told that it is gone", || published() == 1);
+    let memory = Memory::new(4096);
+    engine.register(memory.range(0, 4096), &options()).unwrap();
+    assert_eq!(store.descriptor("node").buffers[0].rkey[0], 0);
+    fake.set(0, "port_state", PORT_ACTIVE.1);
+    fake.event(0, PORT_ACTIVE.0);
+    wait_until("peers are told of its keys", || published() == 2 && store.descriptor("node").buffers[0].rkey[0] != 0);
 }

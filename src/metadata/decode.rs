@@ -51,9 +51,11 @@ impl SegmentDescriptor {
                 format!("the segment descriptor of {} bytes from {source} cannot be read: {reason}", text.len()),
             )
         })?;
+        let mut protocols = wire.protocol.0;
+        protocols.sort_by_key(|protocol| protocol == "tcp");
         let descriptor = SegmentDescriptor {
             name: wire.name.unwrap_or_default(),
-            protocols: wire.protocol.0,
+            protocols,
             // Peers that know the key ignore it when it is no text.
             tcp_data_host: wire.tcp_data_host.as_str().unwrap_or_default().into(),
             tcp_data_port: wire.tcp_data_port.0,
@@ -382,12 +384,12 @@ mod tests {
     #[test]
     fn descriptors_of_several_protocols_keep_tcp_and_rdma_buffers() {
         let text = concat!(
-            r#"{"protocol":["rdma","tcp","cxl"],"devices":[{"name":"m","gid":"0","lid":0}],"buffers":["#,
+            r#"{"protocol":["tcp","rdma","cxl"],"devices":[{"name":"m","gid":"0","lid":0}],"buffers":["#,
             r#"{"protocol":"rdma","addr":1,"length":2,"lkey":[1],"rkey":[2],"name":"cpu:0"},"#,
             r#"{"protocol":"tcp","addr":1,"length":2},{"protocol":"cxl","offset":0,"length":2,"name":"x"}]}"#
         );
         let descriptor = decode(text).unwrap();
-        assert_eq!(descriptor.protocols, ["rdma", "tcp", "cxl"]);
+        assert_eq!(descriptor.protocols, ["rdma", "cxl", "tcp"], "in the order of preference");
         assert_eq!(descriptor.buffers.len(), 2);
     }
 

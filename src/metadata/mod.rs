@@ -23,7 +23,7 @@ pub use encode::{write_json, write_json_string};
 pub struct SegmentDescriptor {
     /// Segment name: `host:port` of the handshake channel in peer-to-peer mode. May be empty if the peer left it out.
     pub name: String,
-    /// Usually one; several in builds of upstream with several protocols.
+    /// Usually one; several in builds of upstream with several protocols, and then TCP is the last: as upstream, others are preferred.
     pub protocols: Vec<String>,
     /// Host of the TCP data port, without brackets. Empty: the host of the handshake channel, as with older peers.
     pub tcp_data_host: String,

@@ -68,7 +68,7 @@ counters! {
     registration_residency_ns: "Nanoseconds that registering with devices spent on finding out which pages are there.";
     registration_population_ns: "Nanoseconds that registering with devices spent on having absent pages provided.";
     registration_pinning_ns: "Nanoseconds from the first to the last call of a device, summed up over registrations.";
-    registration_publishing_ns: "Nanoseconds that registering with devices spent on telling metadata servers.";
+    registration_publishing_ns: "Nanoseconds that registrations waited for a metadata server to be told.";
     registration_book_keeping_ns: "Nanoseconds that registering with devices spent on everything else.";
     deregistration_ns: "Nanoseconds from the first to the last call of a device, summed up over unregistrations.";
 }

@@ -25,12 +25,16 @@ pub struct te_engine_options {
     /// sizeof(te_engine_options).
     pub struct_size: usize,
     /// Where descriptors of segments are kept: "P2PHANDSHAKE" (also if NULL), with the engines themselves, which
-    /// ask each other. Addresses of metadata servers, such as "http://host:8080/metadata", are refused in this
-    /// version.
+    /// ask each other; or at a metadata server, such as "http://host:8080/metadata", "redis://host:6379",
+    /// "etcd://host:2379", or "host:2379" for etcd. MC_METADATA_CLUSTER_ID keeps clusters apart that share one.
     pub metadata: *const c_char,
-    /// "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of this machine
-    /// that peers use. With P2PHANDSHAKE the port is drawn anew and te_engine_address tells it; with a server
-    /// the text is the name of the segment. NULL: an address of this machine is chosen.
+    /// With P2PHANDSHAKE, "host" or "host:port" (IPv6 addresses with a port in brackets). Host is the address of
+    /// this machine that peers use; the port is drawn anew, and te_engine_address tells it. NULL: an address of
+    /// this machine is chosen.
+    ///
+    /// With a metadata server, the name that peers open: any text that no other running engine has. If two
+    /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
+    /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     pub server_name: *const c_char,
     /// The transport to install: "tcp" (also if NULL), or "" for none yet.
     pub transport: *const c_char,
@@ -46,8 +50,9 @@ unsafe impl Growing for te_engine_options {
 
 /// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
 ///
-/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken,
-/// TE_ERR_NOT_IMPLEMENTED for a metadata server or an unknown transport.
+/// `options` may be NULL. Errors: TE_ERR_SOCKET and TE_ERR_LIMIT when no port could be taken;
+/// TE_ERR_METADATA when the metadata server does not answer within some seconds, or refuses;
+/// TE_ERR_NOT_IMPLEMENTED for an unknown kind of metadata server or transport.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, engine: *mut *mut te_engine) -> te_status {
     call(|| {
@@ -86,22 +91,24 @@ pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, eng
 /// return, memory is unregistered, batches are freed, and peers are no longer served.
 ///
 /// When it returns, no other call on the engine is inside the library, and the engine touches no memory of
-/// the program any more; it takes up to about five seconds where a peer is slow. Calls that begin meanwhile
-/// or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
+/// the program any more; it takes up to about five seconds where a peer is slow. A metadata server forgets
+/// the engine; up to ten seconds are waited for one that does not answer. Calls that begin meanwhile or later give TE_ERR_INVALID_HANDLE, as does destroying it twice. NULL is fine and does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_destroy(engine: *mut te_engine) -> te_status {
     call(|| if engine.is_null() { Ok(()) } else { handle::destroy(engine as u64) })
 }
 
-/// Writes the name that peers open, such as "10.0.0.7:15002", into `buffer`, with a NUL at its end.
+/// Writes the address at which peers reach this engine, such as "10.0.0.7:15002", into `buffer`, with a NUL at
+/// its end.
 ///
-/// `size` is that of the buffer in bytes; if the name does not fit, TE_ERR_INVALID_ARGUMENT, and the text
-/// tells the size it takes.
+/// With P2PHANDSHAKE it is the name that peers open; with a metadata server they open the `server_name` of
+/// te_engine_options. `size` is that of the buffer in bytes; if the text does not fit,
+/// TE_ERR_INVALID_ARGUMENT, and the text of the error tells the size it takes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_address(engine: *mut te_engine, buffer: *mut c_char, size: usize) -> te_status {
     with(engine, |engine| {
         // SAFETY: the caller passes a buffer of `size` bytes.
-        unsafe { text::write_whole(buffer, size, &engine.name()) }
+        unsafe { text::write_whole(buffer, size, &engine.address()) }
     })
 }
 

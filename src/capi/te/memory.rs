@@ -23,7 +23,8 @@ pub const TE_ACCESS_LOCAL: u32 = 1;
 
 /// Peers learn of the change before the call returns.
 pub const TE_PUBLISH_NOW: u32 = 0;
-/// Peers learn of the change with the next one that is published. Saves time where a metadata server is slow.
+/// Peers learn of the registration with the next one, or the next unregistration, that is published. Saves time
+/// where a metadata server is slow. Without one it makes no difference: peers ask when they need it.
 pub const TE_PUBLISH_LATER: u32 = 1;
 
 /// As the environment variable TE_REGISTER_REFCOUNT says; without it, as TE_REFERENCES_OFF.
@@ -137,7 +138,7 @@ pub struct te_registration_cost {
     pub population_ns: u64,
     /// From the first call that registers with a device to the end of the last: ibv_reg_mr or its like.
     pub pinning_ns: u64,
-    /// Telling a metadata server.
+    /// Telling a metadata server, together with others that did so at the time.
     pub publishing_ns: u64,
     /// Everything else: this library's own work.
     pub book_keeping_ns: u64,
@@ -174,7 +175,7 @@ unsafe impl Growing for te_device_cost {
 ///
 /// `options` may be NULL. On failure nothing is registered. Errors: TE_ERR_INVALID_ARGUMENT for NULL, no
 /// bytes, or a range past the end of the address space; TE_ERR_ADDRESS_OVERLAPPED, with the other range in
-/// the text; TE_ERR_METADATA if it could not be published; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a
+/// the text; TE_ERR_METADATA if the metadata server could not be told; TE_ERR_CONTEXT, TE_ERR_LIMIT and TE_ERR_FAULT if a
 /// device or the system refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_register_local_memory(
@@ -197,7 +198,8 @@ pub unsafe extern "C" fn te_register_local_memory(
 /// then releases it. After 0, neither peers nor this engine touch it. Call it before the memory is unmapped:
 /// what is mapped at a registered address later is open to peers as well. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
 /// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
-/// can be repeated; TE_ERR_METADATA if peers could not be told, though the memory is released.
+/// can be repeated; TE_ERR_METADATA if the metadata server could not be told, though the memory is released: that
+/// is tried again in the background.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_unregister_local_memory(engine: *mut te_engine, addr: *mut c_void) -> te_status {
     with(engine, |engine| engine.unregister(addr as u64))
@@ -269,8 +271,9 @@ pub unsafe extern "C" fn te_find_local_memory(
 ///
 /// Set `cost->struct_size` before the call. `devices` is an array of `capacity` elements of `device_size` bytes,
 /// sizeof(te_device_cost); it may be NULL if `capacity` is 0. `cost->device_count` may be more than `capacity`;
-/// the first `capacity` are described then. Errors: TE_ERR_ADDRESS_NOT_REGISTERED, also for a range that no device
-/// knows, as with TCP: registering that is only a matter of some hundred nanoseconds, which nobody takes down.
+/// the first `capacity` are described then. Errors: TE_ERR_ADDRESS_NOT_REGISTERED, also for a range that neither a
+/// device nor a metadata server was told of, as with TCP and P2PHANDSHAKE: registering that is only a matter of
+/// some hundred nanoseconds, which nobody takes down.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_get_registration_cost(
     engine: *mut te_engine,
@@ -284,9 +287,12 @@ pub unsafe extern "C" fn te_get_registration_cost(
         // SAFETY: the caller passes a struct of `struct_size` bytes.
         let size = unsafe { growth::output_size(cost, "cost") }?;
         growth::check_array(devices, device_size, capacity, "devices")?;
-        let found = engine
-            .registration_cost(addr as u64)
-            .ok_or_else(|| Error::quiet(Code::AddressNotRegistered, format!("no range that a device knows holds {addr:p}")))?;
+        let found = engine.registration_cost(addr as u64).ok_or_else(|| {
+            Error::quiet(
+                Code::AddressNotRegistered,
+                format!("no range that a device or a metadata server was told of holds {addr:p}"),
+            )
+        })?;
         for (index, (name, pinning)) in found.devices.iter().zip(&found.cost.pinning).take(capacity).enumerate() {
             let device = te_device_cost { struct_size: device_size, pinning_ns: nanoseconds(*pinning), name: text::array(name) };
             // SAFETY: the caller passes `capacity` elements of `device_size` bytes.

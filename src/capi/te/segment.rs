@@ -18,8 +18,8 @@ pub type te_segment = u64;
 /// The segment of the engine itself, which needs no opening.
 pub const TE_LOCAL_SEGMENT: te_segment = 0;
 
-/// Opens the segment of the engine that is called `name`: te_engine_address of the peer. Gives the same
-/// number when it is open already.
+/// Opens the segment of the engine that is called `name`: te_engine_address of the peer, or its `server_name`
+/// where there is a metadata server. Gives the same number when it is open already.
 ///
 /// Asks the peer, or the metadata server, and blocks for up to some seconds; for a minute if the peer takes
 /// the connection and then says nothing, as a stopped process does. te_engine_destroy ends the wait. Leading

@@ -64,7 +64,7 @@ pub struct te_statistics {
     pub registration_population_ns: u64,
     /// Nanoseconds from the first to the last call of a device, added up over registrations.
     pub registration_pinning_ns: u64,
-    /// Nanoseconds that it has spent on telling a metadata server.
+    /// Nanoseconds that registrations have waited for a metadata server to be told.
     pub registration_publishing_ns: u64,
     /// Nanoseconds that it has spent on everything else.
     pub registration_book_keeping_ns: u64,
