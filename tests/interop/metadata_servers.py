@@ -297,7 +297,8 @@ class PythonServer(HttpServer):
     """The HTTP server of upstream's package: refuses to write a key that contains rpc_meta and is there."""
 
     def command(self):
-        return [sys.executable, "-m", "mooncake.http_metadata_server", "--host", "127.0.0.1", "--port", str(self.port), "--log-level", "ERROR"]
+        return [sys.executable, "-m", "mooncake.http_metadata_server", "--host", "127.0.0.1", "--port", str(self.port),
+                "--log-level", "ERROR"]
 
 
 class OwnServer(HttpServer):
