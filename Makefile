@@ -31,8 +31,8 @@ HEADERS := include/te.h include/transfer_engine_c.h
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo install uninstall stage clean setup-test lint unit abi abi-update loom ctests interop \
-	test test-sanitize test-sanitize-c test-sanitize-rust \
+.PHONY: help build demo install uninstall stage clean setup-test setup-test-servers lint unit abi abi-update loom ctests interop \
+	test test-servers test-sanitize test-sanitize-c test-sanitize-rust \
 	sanitized-thread sanitized-address test-miri test-lab test-all fuzz
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo 'make install         install under PREFIX=$(PREFIX) (also DESTDIR, LIBDIR)'
 	@echo 'make uninstall       remove what install put there; same variables'
 	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
+	@echo 'make test-servers    metadata servers: redis, etcd, Mooncake'"'"'s own and that of the program te, with Mooncake as peer'
 	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers; the Rust code, too, with a nightly toolchain'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
 	@echo 'make test-lab        the RDMA transport with the kernel'"'"'s own soft-RoCE and soft-iWARP devices, in a virtual machine'
@@ -121,11 +122,14 @@ demo:
 test: setup-test lint unit abi loom ctests interop
 	@echo 'make test: passed'
 
-test-all: test test-sanitize test-miri test-lab
+test-all: test test-servers test-sanitize test-miri test-lab
 	@echo 'make test-all: passed'
 
 setup-test:
 	@scripts/setup test
+
+setup-test-servers:
+	@scripts/setup test-servers
 
 lint:
 	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
@@ -163,6 +167,10 @@ ctests: stage
 
 interop: stage
 	tests/interop/run $(STAGE)/lib/libtransfer_engine.so
+
+# Each server is started by the tests, on a free port and in a directory of its own.
+test-servers: setup-test-servers stage
+	tests/interop/run --servers $(STAGE)/lib/libtransfer_engine.so
 
 test-sanitize: test-sanitize-c test-sanitize-rust
 

@@ -5,6 +5,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 use transfer_engine::sys::MemoryRange;
@@ -167,6 +169,16 @@ pub fn terminal_width() -> Option<usize> {
 pub fn die_with_parent() {
     // SAFETY: changes a setting of this process only.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// Has the kernel kill the process that a command starts when the thread that starts it ends.
+pub fn end_with_parent(command: &mut Command) {
+    let prepare = || {
+        die_with_parent();
+        Ok(())
+    };
+    // SAFETY: between fork and exec of the child, this makes one system call and nothing else.
+    unsafe { command.pre_exec(prepare) };
 }
 
 #[cfg(test)]

@@ -95,6 +95,34 @@ fn register_pins_with_rings_in_every_way() {
 }
 
 #[test]
+fn register_publishes_alone_and_together() {
+    const PUBLISH: &[&str] = &["bench", "register", "--metadata", "start", "--published-regions", "3,100", "--publish-rounds", "2"];
+    let table = text(run(PUBLISH).stdout);
+    for operation in ["register", "unregister", "register, 8 callers", "unregister, 8 callers", "register, not published"] {
+        let lines: Vec<_> = table.lines().skip_while(|line| *line != operation).skip(2).take(2).map(str::trim_start).collect();
+        assert!(lines.len() == 2 && lines[0].starts_with("3 ") && lines[1].starts_with("100 "), "{operation}: {table}");
+    }
+    assert!(table.contains("Noise: ") && table.lines().all(|line| line.chars().count() <= 120), "{table}");
+
+    let report: Value = serde_json::from_slice(&run(&[PUBLISH, &["--json"]].concat()).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5 * 2);
+    for row in rows {
+        ["clock_us", "processor_us"].iter().for_each(|figure| assert_is_spread(&row["ours"][figure]));
+        let puts = row["ours"]["puts"]["maximum"].as_f64().unwrap();
+        match (row["is_published"].as_bool().unwrap(), row["callers"].as_u64().unwrap()) {
+            (true, 1) => assert_eq!(puts, 1.0, "{row}"),
+            (true, _) => assert!(0.0 < puts && puts <= 1.0, "{row}"),
+            (false, _) => assert_eq!(puts, 0.0, "{row}"),
+        }
+        assert!(row["peer"].is_null() && row["ours"]["put_bytes"].as_u64() > Some(0), "{row}");
+    }
+    let published: Value =
+        serde_json::from_slice(&run(&[PUBLISH, &["--json", "--update-metadata", "no"]].concat()).stdout).unwrap();
+    assert_eq!(published["rows"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn register_gives_all_figures_as_json() {
     let report: Value = serde_json::from_slice(&run(&[REGISTER, &["--json"]].concat()).stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();

@@ -34,6 +34,10 @@ fn wrong_arguments_and_failures_have_their_own_status_and_keep_standard_output_c
         (&["bench", "transfer", "--sizes", "4X"], 2),
         (&["bench", "register", "--size", "8K", "--stride", "4K"], 1),
         (&["bench", "register", "--regions", "2,1"], 1),
+        (&["bench", "register", "--metadata", "start", "--callers", "0"], 2),
+        (&["bench", "register", "--metadata", "start", "--published-regions", "2,1"], 1),
+        (&["bench", "register", "--metadata", "start", "--quick", "--peer-python", "/bin/false"], 1),
+        (&["bench", "register", "--metadata", "nonsense://host"], 1),
         (&["bench", "transfer", "--sizes", "1G", "--memory", "1M"], 1),
     ] {
         let output = te(arguments, &[]);

@@ -18,6 +18,8 @@ import threading
 import time
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
+from metadata_servers import fetch
+
 READ, WRITE = 0, 1
 GUARD = 0xA5
 GUARD_LENGTH = 64  # bytes watched on both sides of a range that a transfer may change
@@ -37,6 +39,15 @@ def pattern(seed, length):
     for start in range(0, length, BLOCK):
         piece = min(BLOCK, length - start)
         yield start, block if piece == len(block) else block[:piece]
+
+
+def run_threads(count, work):
+    """Calls work(0), work(1), …, each on a thread of its own, and waits for them."""
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 class Engine:
@@ -117,11 +128,7 @@ class Engine:
                     faults.append(f"thread {index}, round {turn}: {fault}")
                     return
 
-        workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        run_threads(threads, work)
         return faults
 
     # timing
@@ -151,6 +158,69 @@ class Engine:
                 raise RuntimeError(f"transfer {count}: {outcome} {self._last_error()}")
             count, now = count + 1, time.monotonic()
         return [count, now - begin]
+
+    # registrations by many threads, as a metadata server sees them
+
+    def register_together(self, threads, each, first, stride, length, uri="", key=""):
+        """Threads that register regions one by one: `each` of them a thread, `stride` apart, from `first` on. Returns for each call
+        [offset, result, seconds, visible]. If told which key of which server is theirs, they look there for what they have registered,
+        at once; visible is None otherwise."""
+        calls, ready = [], threading.Barrier(threads)
+
+        def work(index):
+            ready.wait()
+            for number in range(each):
+                offset = first + (index * each + number) * stride
+                start = time.monotonic()
+                result = self.register(offset, length)
+                seconds = time.monotonic() - start
+                visible = b'"addr":%d,' % (self.base + offset) in (fetch(uri, key) or b"") if uri and result == 0 else None
+                calls.append([offset, result, seconds, visible])
+
+        run_threads(threads, work)
+        return calls
+
+    def begin_churn(self, threads, each, first, stride, length):
+        """Threads that register and unregister regions, `each` of them a thread, until `end_churn`."""
+        self.churn = {"stop": threading.Event(), "calls": 0, "failures": 0, "longest": 0.0, "present": [], "lock": threading.Lock()}
+        state = self.churn
+
+        def work(index):
+            offsets, present, turn = [first + (index * each + number) * stride for number in range(each)], set(), 0
+            while not state["stop"].is_set():
+                offset = offsets[turn % each]
+                turn += 1
+                start = time.monotonic()
+                if offset in present:
+                    # Whatever it says of the server: it is removed.
+                    result = self.unregister(offset)
+                    present.discard(offset)
+                else:
+                    result = self.register(offset, length)
+                    if result == 0:
+                        present.add(offset)
+                with state["lock"]:
+                    state["calls"] += 1
+                    state["failures"] += result != 0
+                    state["longest"] = max(state["longest"], time.monotonic() - start)
+                if result != 0:
+                    time.sleep(0.01)
+            with state["lock"]:
+                state["present"] += present
+
+        state["runner"] = threading.Thread(target=run_threads, args=(threads, work))
+        state["runner"].start()
+
+    def watch_churn(self):
+        """[calls, failed calls, seconds of the longest] so far."""
+        with self.churn["lock"]:
+            return [self.churn[name] for name in ("calls", "failures", "longest")]
+
+    def end_churn(self):
+        """The offsets of the regions that are registered."""
+        self.churn["stop"].set()
+        self.churn["runner"].join()
+        return self.churn["present"]
 
     # notifications
 
@@ -188,6 +258,9 @@ class CppString(Structure):
 # Where the engine is, and the NICs that it uses: RDMA if there are any, else TCP.
 HOST = os.environ.get("TE_TEST_HOST", "127.0.0.1")
 NICS = [name for name in os.environ.get("TE_TEST_NICS", "").split(",") if name]
+# The metadata server, if there is one, and what the engine is called there. Without one it is called by its address.
+METADATA = os.environ.get("TE_TEST_METADATA", "P2PHANDSHAKE")
+NAME = os.environ.get("TE_TEST_NAME", "")
 
 
 class Wheel(Engine):
@@ -199,11 +272,14 @@ class Wheel(Engine):
 
         self.module = module
         self.engine = module.TransferEngine()
-        if self.engine.initialize(HOST, "P2PHANDSHAKE", "rdma" if NICS else "tcp", ",".join(NICS)) != 0:
+        if self.engine.initialize(NAME or HOST, METADATA, "rdma" if NICS else "tcp", ",".join(NICS)) != 0:
             raise RuntimeError("the wheel cannot create an engine")
 
-    def address(self):
-        return f"{HOST}:{self.engine.get_rpc_port()}"
+    def port(self):
+        return self.engine.get_rpc_port()
+
+    def destroy(self):
+        self.engine = None
 
     def register(self, offset, length):
         return self.engine.register_memory(self.base + offset, length)
@@ -290,6 +366,7 @@ class Library(Engine):
         super().__init__(size)
         lib = self.lib = ctypes.CDLL(path)
         lib.createTransferEngine.argtypes, lib.createTransferEngine.restype = [c_char_p, c_char_p, c_char_p, c_uint64, c_int], c_void_p
+        lib.destroyTransferEngine.argtypes = [c_void_p]
         lib.installTransport.argtypes, lib.installTransport.restype = [c_void_p, c_char_p, c_void_p], c_void_p
         lib.getLocalIpAndPort.argtypes = [c_void_p, c_char_p, c_size_t]
         lib.registerLocalMemory.argtypes = [c_void_p, c_void_p, c_size_t, c_char_p, c_int]
@@ -305,7 +382,7 @@ class Library(Engine):
         lib.getNotifsFromEngine.argtypes, lib.getNotifsFromEngine.restype = [c_void_p, POINTER(c_int)], POINTER(NotifyMessage)
         lib.freeNotifsMsgBuf.argtypes = [POINTER(NotifyMessage), c_int]
         lib.te_last_error.restype = c_char_p
-        self.engine = lib.createTransferEngine(b"P2PHANDSHAKE", HOST.encode(), HOST.encode(), 0, 0)
+        self.engine = lib.createTransferEngine(METADATA.encode(), (NAME or HOST).encode(), HOST.encode(), 0, 0)
         protocol, matrix = b"rdma" if NICS else b"tcp", json.dumps({"cpu:0": [NICS, []]}).encode()
         arguments = (c_char_p * 1)(matrix)
         if not self.engine or not lib.installTransport(self.engine, protocol, arguments if NICS else None):
@@ -313,11 +390,14 @@ class Library(Engine):
         self.segments = {}
         self.segments_lock = threading.Lock()
 
-    def address(self):
+    def port(self):
         text = ctypes.create_string_buffer(128)
         if self.lib.getLocalIpAndPort(self.engine, text, len(text)) != 0:
             raise RuntimeError("the library does not tell its address")
-        return text.value.decode()
+        return int(text.value.decode().rsplit(":", 1)[1])
+
+    def destroy(self):
+        self.lib.destroyTransferEngine(self.engine)
 
     def register(self, offset, length, remote=True):
         return self.lib.registerLocalMemory(self.engine, self.base + offset, length, b"*", int(remote))
@@ -432,7 +512,7 @@ def main():
 
     try:
         engine = Wheel(int(size)) if kind == "wheel" else Library(int(size), kind)
-        answer({"value": [engine.address(), engine.base]})
+        answer({"value": [NAME or f"{HOST}:{engine.port()}", engine.port(), engine.base]})
     except Exception as error:
         answer({"error": f"{type(error).__name__}: {error}"})
         os._exit(1)

@@ -95,8 +95,7 @@ class Engine:
         its.close()
         self.channel = mine
         self.pending = b""
-        self.name, self.base = self.finish()
-        self.port = int(self.name.rsplit(":", 1)[1])
+        self.name, self.port, self.base = self.finish()
 
     def begin(self, method, **arguments):
         """Sends a request; `finish` waits for its answer."""

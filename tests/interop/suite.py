@@ -1,4 +1,4 @@
-"""Runs the tests: suite.py wheel|LIBRARY SCRATCH_DIRECTORY [unittest arguments]. Ends with the line `N passed, N failed`."""
+"""Runs the tests: suite.py wheel|LIBRARY SCRATCH_DIRECTORY TESTS_DIRECTORY [unittest arguments]. Ends with the line `N passed, N failed`."""
 
 import os
 import shutil
@@ -39,12 +39,12 @@ class Result(unittest.TextTestResult):
 
 
 def main():
-    subject, scratch, *arguments = sys.argv[1:]
+    subject, scratch, directory, *arguments = sys.argv[1:]
+    sys.path.insert(0, directory)
     logs = tempfile.mkdtemp(prefix="logs-", dir=scratch)
     harness.configure(subject, logs)
     signal.signal(signal.SIGALRM, lambda *_: (print(f"still running after {LONGEST_RUN} s: given up", file=sys.stderr), os._exit(1)))
     signal.alarm(LONGEST_RUN)
-    directory = os.path.dirname(os.path.abspath(__file__))
     names = [] if any(not argument.startswith("-") for argument in arguments) and "-k" not in arguments else ["discover", "-s", directory]
     runner = unittest.TextTestRunner(verbosity=2, descriptions=False, resultclass=Result)
     program = unittest.main(module=None, argv=["interop", *names, *arguments], testRunner=runner, exit=False)

@@ -10,6 +10,7 @@ mod machine;
 mod open;
 mod perftest;
 mod pin;
+mod publish;
 mod raw;
 mod register;
 mod statistics;

@@ -16,9 +16,9 @@ use transfer_engine::sys::MemoryRange;
 #[cfg(feature = "rdma")]
 use super::device;
 use super::machine::{Machine, noise, time_fixed_work};
-use super::pin;
 use super::statistics::Spread;
 use super::{create_engine, memory_options, parse_size, print_report};
+use super::{pin, publish};
 use crate::output;
 use crate::system::{Arena, process_cpu_time};
 
@@ -57,6 +57,11 @@ pub struct Arguments {
     #[cfg(feature = "rdma")]
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "batch"])]
     device: Vec<String>,
+    /// Measure instead what it costs to tell a metadata server of memory: its URI, or `start` for one that is started and ended again.
+    #[arg(long, value_name = "URI|start", conflicts_with = "pin")]
+    metadata: Option<String>,
+    #[command(flatten)]
+    publishing: publish::Arguments,
     /// Print all figures as JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -96,6 +101,9 @@ struct Report<'a> {
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if arguments.pin.is_some() {
         return pin::run(&arguments.pinning, arguments.json);
+    }
+    if let Some(metadata) = &arguments.metadata {
+        return publish::run(metadata, &arguments.publishing, arguments.json);
     }
     if arguments.stride < arguments.size {
         return Err(format!("regions of {} bytes overlap at a stride of {}", arguments.size, arguments.stride).into());
