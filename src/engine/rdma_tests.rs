@@ -580,8 +580,26 @@ fn unregistering_waits_for_work_and_no_key_is_used_after_it() {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(count.load(Ordering::Relaxed) > 0);
-    // A key that was used after its region has gone would have failed its connection.
-    assert_eq!(bench.near.counters().connections_opened.get(), 1);
+    assert_eq!(fake.get(0, "protection_errors"), 0);
+}
+
+#[test]
+fn what_a_queue_pair_says_has_arrived_once_it_is_given_up_is_moved_anew() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 20);
+    completed(&bench.write());
+    fake.set(0, "flush_status", 0);
+    fake.set(0, "hold", 1);
+    let half = bench.length / 2;
+    bench.theirs.write(&pattern(1 << 20, 8));
+    let kept = bench.submit(&[bench.request(Opcode::Read, 0, half)], SubmitOptions::default());
+    let cancelled = bench.submit(&[bench.request(Opcode::Read, half, half)], SubmitOptions::default());
+    cancelled.cancel();
+    assert!(cancelled.wait(Some(Duration::from_secs(20))));
+    fake.set(0, "hold", 0);
+    assert!(kept.wait(Some(Duration::from_secs(20))));
+    completed(&kept.task_status(0).unwrap());
+    assert!(bench.ours.read()[..half as usize] == pattern(1 << 20, 8)[..half as usize]);
 }
 
 #[test]
@@ -1277,6 +1295,48 @@ fn work_on_a_nic_that_breaks_ends_elsewhere() {
 }
 
 #[test]
+fn the_thread_of_a_nic_that_breaks_sleeps_until_its_queue_pairs_are_gone() {
+    let fake = Fake::new(4);
+    let bench = two_by_two(&fake);
+    completed(&bench.write());
+    fake.set(0, "hold", 1);
+    fake.set(0, "flush", 0);
+    let batch = bench.submit(&[bench.request(Opcode::Write, 0, 4 << 20)], SubmitOptions::default());
+    wait_until("posted", || bench.near.nic_loads()[0].bytes_in_flight > 0);
+    let polls = fake.get(0, "polls");
+    fake.event(0, DEVICE_FATAL);
+    wait_until("it is back", || batch.is_finished() && named(&bench.near).len() == 2);
+    let polls = fake.get(0, "polls") - polls;
+    // For a second, every ten milliseconds or when there is something to be done.
+    assert!(polls < 10_000, "{polls} calls");
+    fake.set(0, "hold", 0);
+}
+
+#[test]
+fn a_port_that_goes_down_while_its_nic_comes_back_is_left() {
+    let fake = Fake::new(2);
+    let near = engine(&fake, &["fake0", "fake1"]);
+    let set = |(event, state): (i32, i64)| {
+        fake.set(0, "port_state", state);
+        fake.event(0, event);
+    };
+    set(PORT_ERROR);
+    wait_until("it is left", || named(&near).len() == 1);
+    let memory = Memory::new(4096);
+    near.register(memory.range(0, 4096), &options()).unwrap();
+    fake.set(0, "register_microseconds", 300_000);
+    set(PORT_ACTIVE);
+    wait_until("it is told of memory", || fake.get(0, "registering") == 1);
+    set(PORT_ERROR);
+    wait_until("it has been told", || fake.get(0, "registering") == 0);
+    let device = rdma_of(&near).devices().swap_remove(0);
+    std::thread::sleep(Duration::from_millis(200));
+    wait_until("it is left again", || !device.is_active() && named(&near) == ["fake1"]);
+    set(PORT_ACTIVE);
+    wait_until("it is back", || named(&near).len() == 2);
+}
+
+#[test]
 fn memory_that_is_registered_while_a_nic_comes_back_is_known_to_it() {
     let fake = Fake::new(2);
     let near = engine(&fake, &["fake0", "fake1"]);
@@ -1297,6 +1357,55 @@ fn memory_that_is_registered_while_a_nic_comes_back_is_known_to_it() {
         assert_eq!((fake.get(0, "regions"), fake.get(1, "regions")), (1, 1), "{turn}");
         near.unregister(memory.range(0, 1).address()).unwrap();
         assert_eq!(fake.get(-1, "regions"), 0);
+    }
+}
+
+#[test]
+fn registering_does_not_wait_until_a_nic_that_comes_back_knows_all_memory() {
+    let fake = Fake::new(2);
+    let near = engine(&fake, &["fake0", "fake1"]);
+    fake.set(0, "port_state", PORT_ERROR.1);
+    fake.event(0, PORT_ERROR.0);
+    wait_until("it is left", || named(&near).len() == 1);
+    let memory: Vec<_> = (0..41).map(|_| Memory::new(4096)).collect();
+    memory[1..].iter().for_each(|memory| near.register(memory.range(0, 4096), &options()).unwrap());
+    fake.set(0, "register_microseconds", 200_000);
+    fake.set(1, "register_microseconds", 400_000);
+    std::thread::scope(|scope| {
+        let registering = scope.spawn(|| near.register(memory[0].range(0, 4096), &options()).unwrap());
+        wait_until("it is under way", || fake.get(1, "registering") == 1);
+        fake.set(0, "port_state", PORT_ACTIVE.1);
+        fake.event(0, PORT_ACTIVE.0);
+        registering.join().unwrap();
+        assert!(fake.get(0, "registrations") < 40);
+        fake.set(0, "register_microseconds", 0);
+    });
+    wait_until("it knows all", || fake.get(0, "regions") == 41);
+}
+
+#[test]
+fn an_engine_ends_while_a_nic_comes_back_and_leaves_nothing_behind() {
+    let fake = Fake::new(4);
+    for is_open in [false, true] {
+        let bench = two_by_two(&fake);
+        completed(&bench.write());
+        let registrations = fake.get(0, "registrations");
+        if is_open {
+            fake.set(0, "register_microseconds", 200_000);
+        } else {
+            fake.set(0, "open_errno", i64::from(libc::EIO));
+        }
+        fake.event(0, DEVICE_FATAL);
+        match is_open {
+            true => wait_until("it is told of memory", || fake.get(0, "registering") == 1),
+            false => wait_until("it is closed", || fake.get(0, "contexts") == 0),
+        }
+        bench.near.shutdown();
+        fake.set(0, "register_microseconds", 0);
+        fake.set(0, "open_errno", 0);
+        assert!(fake.get(0, "registrations") <= registrations + 1);
+        drop(bench);
+        wait_until("nothing is left", || live(&fake) == [0; 6]);
     }
 }
 

@@ -10,7 +10,7 @@
 //! - [`workers`]: the threads that help
 //! - `pinning`: doing what the plan says, and undoing it
 //!
-//! One lock of its own, held while a device that has come back is told of memory: of the live regions, one by one, each of which is not
+//! One lock of its own, held while a device that has come back is told of a region: of the live ones, one by one, each of which is not
 //! unregistered meanwhile. Who registers at that time compares a count and sees to its own regions, so nobody waits for the other. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
 //! devices, some microseconds for the plan and for handing out work, and 10 to 60 µs for looking at pages of ranges from 512 KiB on.
 
@@ -60,7 +60,7 @@ pub struct Registrar {
     observed: Arc<Observed>,
     /// Opened when a device first needs it. Engines do not outlive a fork, and it is that of this process.
     pagemap: OnceLock<Option<Pagemap>>,
-    /// Held while a device that has come back is told of memory, so that no two threads give a chunk a key.
+    /// Held while a device that has come back is told of a region, so that no two threads give a chunk a key.
     returning: Mutex<()>,
     /// How often one was told. Who finds it changed since before asking which devices are active has to look again.
     returns: AtomicU64,
@@ -486,11 +486,12 @@ impl Registrar {
     }
 
     fn attach_regions(&self, regions: &[Arc<Region>], position: usize, device: &dyn Device, is_wanted: &dyn Fn() -> bool) {
-        let _alone = self.returning.lock();
         for region in regions {
             if !is_wanted() {
                 return;
             }
+            // For each anew: who registers meanwhile does not wait for all that there is.
+            let _alone = self.returning.lock();
             let range = region.range();
             // Nobody unregisters it meanwhile.
             let guards = self.registry.read(|view| view.acquire(range.address(), range.length(), Access::Local));

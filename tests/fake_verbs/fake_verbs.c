@@ -54,10 +54,12 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(rtr_fail_gid_index, -1) /* … for this index of the own GID; -1 for any */     \
 	X(post_errno, 0)  /* posting fails with it … */                                 \
 	X(post_fail_at, 0) /* … at this work request: 1 is the next; 0 none */          \
+	X(doorbell_errno, 0) /* what the next call posts runs, but the call fails with it and does not say where */ \
 	X(status_at, 0)   /* the work request, by the same count, that ends with … */   \
 	X(status, IBV_WC_RETRY_EXC_ERR)                                                 \
 	X(hold, 0)        /* work is queued and does not run until this is 0 again */   \
 	X(flush, 1)       /* 0: a queue pair that fails keeps what is queued, until it is destroyed */ \
+	X(flush_status, IBV_WC_WR_FLUSH_ERR) /* what the first of it ends with; soft-RoCE may say success */ \
 	X(copy, 1)        /* 0: everything but the copy, to measure what callers cost */ \
 	X(timed, 0)       /* whether the time that calls take is added up, for the same end */
 
@@ -77,6 +79,8 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(most_registering)                                                  \
 	X(posts)           /* calls, and work requests in them */            \
 	X(posted)                                                            \
+	X(polls)           /* calls */                                       \
+	X(protection_errors) /* work requests with a bad key or range of this side */ \
 	X(bytes_read)      /* moved by queue pairs of this device */         \
 	X(bytes_written)                                                     \
 	X(work_ns)         /* posting and polling; registering and back */   \
@@ -742,6 +746,7 @@ static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
 {
 	struct queue *queue = (struct queue *)raw;
 	int taken = 0;
+	__atomic_fetch_add(&device_of(raw->context)->polls, 1, __ATOMIC_RELAXED);
 	if (__atomic_load_n(&device_of(raw->context)->poll_errno, __ATOMIC_RELAXED))
 		return -device_of(raw->context)->poll_errno;
 	if (__atomic_load_n(&queue->count, __ATOMIC_RELAXED) == 0)
@@ -842,10 +847,12 @@ static struct work *take_waiting(struct pair *pair)
 
 static void fail_pair(struct pair *pair)
 {
+	enum ibv_wc_status status = pair->device->flush_status;
 	pair->qp.state = IBV_QPS_ERR;
 	while (pair->waiting_count > 0 && pair->device->flush) {
 		struct work *work = take_waiting(pair);
-		complete(pair, work->id, IBV_WC_WR_FLUSH_ERR, work->opcode, 0);
+		complete(pair, work->id, status, work->opcode, 0);
+		status = IBV_WC_WR_FLUSH_ERR;
 	}
 }
 
@@ -945,8 +952,10 @@ static enum ibv_wc_status execute(struct pair *pair, struct work *work)
 	if (due(&device->status_at))
 		return device->status;
 	void *local = translate(device, pair->qp.pd, work->piece.lkey, work->piece.addr, work->piece.length, reading ? IBV_ACCESS_LOCAL_WRITE : 0);
-	if (!local)
+	if (!local) {
+		device->protection_errors++;
 		return IBV_WC_LOC_PROT_ERR;
+	}
 	struct pair *peer = peer_of(pair);
 	if (!peer)
 		return IBV_WC_RETRY_EXC_ERR;
@@ -1018,6 +1027,11 @@ static int post(struct ibv_qp *raw, struct ibv_send_wr *work, struct ibv_send_wr
 			fail_pair(pair);
 	}
 	run(pair);
+	if (pair->device->doorbell_errno) {
+		result = pair->device->doorbell_errno;
+		*bad = NULL;
+		pair->device->doorbell_errno = 0;
+	}
 	pthread_mutex_unlock(&lock);
 	spent(&pair->device->work_ns, pair->device, since);
 	return result;

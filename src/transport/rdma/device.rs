@@ -145,7 +145,7 @@ impl Nic {
             domain,
             address: RwLock::new(address),
             regions: Mutex::default(),
-            opening: OPENINGS.fetch_add(1, Ordering::Relaxed),
+            opening: OPENINGS.fetch_add(1, Ordering::Relaxed) & (usize::MAX >> REGION_BITS),
             config: config.clone(),
         })
     }
@@ -730,6 +730,12 @@ mod tests {
         assert!(ours.read() == pattern);
         assert_eq!((fake.get(0, "bytes_written"), fake.get(0, "bytes_read"), fake.get(0, "posts")), (6400, 6400, 8));
         wire.pairs[0].post(&[]).unwrap();
+        // The first call of four fails, and does not say where.
+        let list = work(Opcode::Read);
+        fake.set(0, "doorbell_errno", i64::from(libc::ENOMEM));
+        let error = wire.pairs[0].post(&list).unwrap_err();
+        assert_eq!((error.posted, error.error.raw_os_error()), (32, None), "all that it may have taken");
+        assert_eq!(wire.completions().len(), 32);
     }
 
     #[test]

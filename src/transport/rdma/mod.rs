@@ -462,7 +462,8 @@ impl Shared {
                     Some(Duration::ZERO)
                 }
             };
-            let until_revival = nic.outage.next_try().map(|at| at.saturating_duration_since(Instant::now()));
+            // One that is due waits for queue pairs to be gone.
+            let until_revival = nic.outage.next_try().map(|at| at.saturating_duration_since(Instant::now()).max(TICK));
             let Ok(ready) = epoll.wait(&mut events, timeout.into_iter().chain(until_revival).min()) else { return };
             let mut has_events = false;
             for event in ready {

@@ -8,7 +8,7 @@
 //!   else get it. A completion of a slot's earlier use is known by the generation in its number, and ignored.
 //! - Never more is posted than the queue pair and the completion queue have room for.
 //! - An endpoint that has failed, or holds work that is to be given up, is retired: its queue pairs go to the error state, so that all that
-//!   is posted comes back soon. If it does not within a second, the queue pairs are destroyed.
+//!   is posted comes back soon, and is moved anew whatever is said of it. If it does not within a second, the queue pairs are destroyed.
 //!
 //! The NIC's thread sleeps until the device says that something has completed, or until a deadline. While callers poll it leaves the device
 //! unarmed, and looks for itself every millisecond only.
@@ -906,7 +906,12 @@ impl Locked<'_> {
         if let Some(connection) = &endpoint.connection {
             outstanding[connection.queues[usize::from(pair)]] -= 1;
         }
-        match completion.outcome {
+        let outcome = match completion.outcome {
+            // Of what is under way when queue pairs fail, soft-RoCE may call the request a success that would have been next.
+            Outcome::Success if endpoint.is_retired() => Outcome::Flushed,
+            outcome => outcome,
+        };
+        match outcome {
             Outcome::Success => {
                 endpoint.moved = now;
                 load.completed(bytes, now);

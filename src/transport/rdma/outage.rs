@@ -6,7 +6,8 @@
 //! to it; then it is active, and peers are told of it and of its keys, in that order, so that nobody uses a key that there is not yet.
 //!
 //! [`Outage`] says where a NIC stands. Its lock is taken alone. Outages are counted: a revival that another outage has overtaken
-//! does not activate anything. A NIC that fails again soon is tried after longer and longer pauses.
+//! does not activate anything, nor does one that has looked at the port before it changed. A NIC that fails again soon is tried after
+//! longer and longer pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +36,7 @@ struct State {
     /// Whether what is open has to be closed and opened anew; so it is before anything is.
     is_broken: bool,
     is_reviving: bool,
-    /// Whether something has changed, so that it is worth a try at once.
+    /// Whether something has changed that no revival has seen, so that one is worth a try at once.
     has_news: bool,
     next_try: Instant,
     pause: Duration,
@@ -87,6 +88,9 @@ impl Outage {
             let is_sound = state.ended.is_none_or(|ended| now.saturating_duration_since(ended) >= LONGEST_PAUSE);
             state.pause = if is_sound { FIRST_PAUSE } else { (2 * state.pause).min(LONGEST_PAUSE) };
             state.next_try = now + state.pause;
+        } else {
+            // Whoever revives it may have found it sound just before.
+            state.has_news |= state.is_reviving && !is_broken;
         }
         is_news
     }
@@ -96,9 +100,11 @@ impl Outage {
         self.state.lock().count
     }
 
-    /// Something has changed: a revival is worth a try now.
-    pub fn has_news(&self) {
-        self.state.lock().has_news = true;
+    /// Something has changed: a revival is worth a try now. False if the NIC can be used: there is nothing to revive.
+    pub fn has_news(&self) -> bool {
+        let mut state = self.state.lock();
+        state.has_news = !self.is_over();
+        state.has_news
     }
 
     /// When a revival is to be tried. `None`: the NIC is active, or is being revived.
@@ -125,10 +131,10 @@ impl Outage {
         is_present
     }
 
-    /// The NIC can be used. False if another outage has begun meanwhile.
+    /// The NIC can be used. False if another outage has begun meanwhile, or something has changed.
     pub fn end(&self, number: u64) -> bool {
         let mut state = self.state.lock();
-        let is_present = state.count == number;
+        let is_present = state.count == number && !state.has_news;
         if is_present {
             self.is_over.store(true, Ordering::Release);
             state.ended = Some(Instant::now());
@@ -166,10 +172,10 @@ impl Shared {
 
     /// The NIC's port or address has changed, or it was given up: perhaps it can be used again, or cannot any more.
     pub(super) fn readdress(&self, nic: &Arc<LocalNic>) {
-        let opened = match nic.opened() {
-            Some(opened) if nic.is_active() => opened,
-            _ => return nic.outage.has_news(),
-        };
+        if nic.outage.has_news() {
+            return;
+        }
+        let Some(opened) = nic.opened() else { return };
         match opened.device.refresh_address(&self.machine) {
             Err(error) => self.deactivate(nic, error.message(), false),
             Ok(false) => {}
@@ -204,7 +210,7 @@ impl Shared {
 
     /// Makes a NIC usable again, if it can be. Errors are not logged.
     fn revive(&self, nic: &Arc<LocalNic>, outage: u64) -> Result<()> {
-        let overtaken = || Error::quiet(Code::Context, format!("{} has failed again", nic.name()));
+        let overtaken = || Error::quiet(Code::Context, format!("{} has failed again, or its port has changed", nic.name()));
         if nic.outage.is_broken() {
             nic.close();
             nic.open(&self.machine)?;
@@ -232,5 +238,62 @@ impl Shared {
         tracing::info!("{} is used again", nic.name());
         self.header_changed();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that is over.
+    fn sound() -> Outage {
+        let outage = Outage::default();
+        assert!(outage.mend(0) && outage.end(0));
+        outage
+    }
+
+    #[test]
+    fn a_revival_ends_only_the_outage_that_it_has_seen() {
+        let outage = sound();
+        assert!(outage.begin(false));
+        let number = outage.begin_revival();
+        assert!(outage.begin(true), "the device breaks meanwhile");
+        assert!(!outage.mend(number) && !outage.end(number) && outage.is_broken());
+        outage.end_revival(Some(&Error::quiet(Code::Context, "overtaken")));
+        let number = outage.begin_revival();
+        assert!(outage.mend(number) && outage.end(number) && outage.is_over());
+        outage.end_revival(None);
+    }
+
+    #[test]
+    fn what_changes_during_a_revival_is_looked_at_before_the_nic_is_used() {
+        let changes: [(&str, &dyn Fn(&Outage)); 2] = [
+            ("the port goes down once more", &|outage| assert!(!outage.begin(false))),
+            ("the port has another address", &|outage| assert!(outage.has_news())),
+        ];
+        for (what, change) in changes {
+            let outage = sound();
+            assert!(outage.begin(false));
+            let number = outage.begin_revival();
+            change(&outage);
+            assert!(!outage.end(number) && !outage.is_over(), "{what}");
+            outage.end_revival(Some(&Error::quiet(Code::Context, "overtaken")));
+            assert!(outage.next_try().is_some_and(|at| at <= Instant::now()), "{what}: at once");
+            let number = outage.begin_revival();
+            assert!(outage.end(number), "{what}");
+            outage.end_revival(None);
+            assert!(!outage.has_news(), "what changes now is the active NIC's affair");
+            assert!(outage.begin(false));
+            assert!(outage.next_try().is_some_and(|at| at > Instant::now()), "{what}: nothing is left of it");
+        }
+    }
+
+    #[test]
+    fn what_is_broken_still_is_no_news() {
+        let outage = sound();
+        assert!(outage.begin(true) && !outage.begin(true));
+        let number = outage.begin_revival();
+        assert!(!outage.begin(true), "its queues cannot be polled yet");
+        assert!(outage.mend(number) && outage.end(number));
     }
 }

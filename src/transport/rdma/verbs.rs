@@ -817,9 +817,11 @@ pub struct WorkRequest {
 /// Not everything could be posted.
 #[derive(Debug)]
 pub struct PostError {
-    /// Work requests, from the first on, that were posted and will complete. The others were not started.
+    /// Work requests, from the first on, that were posted and will complete. The others were not started. Where the device does not tell
+    /// them apart, all that it may have started.
     pub posted: usize,
-    /// ENOMEM: the queue is full. EINVAL: the queue pair is not ready to send, or the request is bad.
+    /// ENOMEM: the queue is full. EINVAL: the queue pair is not ready to send, or the request is bad. Without a number: the device may have
+    /// started requests that never complete.
     pub error: io::Error,
 }
 
@@ -994,7 +996,14 @@ impl QueuePair {
                     // SAFETY: the entry is inside the array; only its address is taken.
                     ptr::eq(unsafe { &raw const (*base.add(*index)).0 }, bad)
                 });
-                return Err(PostError { posted: chunk * AT_ONCE + refused.unwrap_or(0), error });
+                return Err(match refused {
+                    Some(refused) => PostError { posted: chunk * AT_ONCE + refused, error },
+                    // All are in the queue, and the device could not be told; it may come across them nevertheless.
+                    None => PostError {
+                        posted: chunk * AT_ONCE + requests.len(),
+                        error: io::Error::other(format!("{error}, without saying for which of {} requests", requests.len())),
+                    },
+                });
             }
         }
         Ok(())
