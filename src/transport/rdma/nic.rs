@@ -1026,6 +1026,8 @@ impl Locked<'_> {
                 _ => self.fallout.retries.push(span),
             }
         }
+        // Devices may leave completions of what was destroyed in the completion queue, where they take room until they are polled.
+        self.drive();
         // No completion tells that there is room in the completion queue now.
         self.post_backlog();
     }
