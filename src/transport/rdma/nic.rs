@@ -88,7 +88,7 @@ impl Fallout {
         // Completions of few submissions come in turn.
         const FEW: usize = 4;
         match self.moved.iter_mut().rev().take(FEW).find(|(group, _)| Arc::ptr_eq(group, span.group())) {
-            Some((_, tasks)) => tasks.push(span.task()),
+            Some((_, tasks)) => tasks.push(span.into_moved().1),
             None => {
                 let (group, task) = span.into_moved();
                 self.moved.push((group, vec![task]));
