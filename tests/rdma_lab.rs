@@ -235,6 +235,46 @@ fn bytes_move_between_two_devices_in_both_directions() {
     assert_eq!(wire.wait("it").1, Outcome::RemoteAccess);
 }
 
+/// A test of the lab: see its network interfaces' backlog in `scripts/rdma-lab`.
+#[test]
+#[ignore = "needs the lab"]
+fn reads_that_succeed_under_load_have_brought_their_bytes() {
+    const WIRES: usize = 8;
+    const READS: usize = 32;
+    const LENGTH: usize = 65536;
+    let names: Vec<String> = devices("rxe").into_keys().collect();
+    let nics = [open(&names[0]), open(&names[1])];
+    let (mut ours, mut theirs) = (Memory::new(WIRES * READS * LENGTH), Memory::new(WIRES * READS * LENGTH));
+    theirs.0.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    let everything = |memory: &Memory| memory.range(0, WIRES * READS * LENGTH);
+    let keys = [nics[0].register(everything(&ours), false).unwrap(), nics[1].register(everything(&theirs), true).unwrap()];
+    let mut succeeded = 0;
+    for round in 0..20 {
+        ours.0.fill(255);
+        let wires: Vec<Wire> = (0..WIRES).map(|_| Wire::new([&nics[0], &nics[1]])).collect();
+        for (place, wire) in wires.iter().enumerate() {
+            let read = |turn: usize| {
+                let at = (place * READS + turn) * LENGTH;
+                let request = request(Opcode::Read, ours.range(at, LENGTH), &keys[0], theirs.range(at, LENGTH), &keys[1]);
+                WorkRequest { id: at as u64, ..request }
+            };
+            wire.pairs[0].post(&(0..READS).map(read).collect::<Vec<_>>()).unwrap();
+        }
+        for wire in &wires {
+            for _ in 0..READS {
+                // Under such a load some may fail, but must say so.
+                let (at, outcome) = wire.wait("a read");
+                let slice = at as usize..at as usize + LENGTH;
+                if outcome == Outcome::Success {
+                    succeeded += 1;
+                    assert!(ours.0[slice.clone()] == theirs.0[slice], "round {round}: a read at {at} succeeded without its bytes");
+                }
+            }
+        }
+    }
+    assert!(succeeded > 0);
+}
+
 #[test]
 #[ignore = "needs the lab"]
 fn a_completion_wakes_a_sleeper() {

@@ -1124,8 +1124,8 @@ fn strangers_get_no_more_endpoints_than_there_are() {
     assert_eq!(fake.get(0, "queue_pairs"), 4);
 }
 
-#[test]
-fn room_that_a_stuck_connection_leaves_is_used_by_others() {
+/// Work waits for room in the completion queue, all of which is taken by a connection that does not flush.
+fn room_is_used_when_a_stuck_connection_is_gone(flush: i64) {
     let fake = Fake::new(2);
     fake.set(0, "max_cqe", 4);
     let bench = Bench::on(&fake, 1 << 20);
@@ -1137,7 +1137,7 @@ fn room_that_a_stuck_connection_leaves_is_used_by_others() {
     completed(&bench.write());
     completed(&bench.transfer(&[write])[0]);
     fake.set(0, "hold", 1);
-    fake.set(0, "flush", 0);
+    fake.set(0, "flush", flush);
     let posted = fake.get(0, "posted");
     let deadline = Some(Instant::now() + Duration::from_millis(100));
     let stuck = bench.submit(&[bench.request(Opcode::Write, 0, 1 << 20)], SubmitOptions { deadline, stall: None });
@@ -1148,6 +1148,17 @@ fn room_that_a_stuck_connection_leaves_is_used_by_others() {
     assert!(stuck.wait(Some(Duration::from_secs(10))));
     assert!(waiting.wait(Some(Duration::from_secs(10))));
     completed(&waiting.task_status(0).unwrap());
+    assert_eq!(fake.get(0, "posted"), posted + 5, "what waited was posted once, and its completion came");
+}
+
+#[test]
+fn room_that_a_stuck_connection_leaves_is_used_by_others() {
+    room_is_used_when_a_stuck_connection_is_gone(0);
+}
+
+#[test]
+fn completions_of_a_connection_that_was_destroyed_leave_room_for_those_of_others() {
+    room_is_used_when_a_stuck_connection_is_gone(2);
 }
 
 #[test]

@@ -58,7 +58,7 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(status_at, 0)   /* the work request, by the same count, that ends with … */   \
 	X(status, IBV_WC_RETRY_EXC_ERR)                                                 \
 	X(hold, 0)        /* work is queued and does not run until this is 0 again */   \
-	X(flush, 1)       /* 0: a queue pair that fails keeps what is queued, until it is destroyed */ \
+	X(flush, 1)       /* 0: a queue pair that fails keeps what is queued, until it is destroyed; 2: that flushes it */ \
 	X(flush_status, IBV_WC_WR_FLUSH_ERR) /* what the first of it ends with; soft-RoCE may say success */ \
 	X(copy, 1)        /* 0: everything but the copy, to measure what callers cost */ \
 	X(timed, 0)       /* whether the time that calls take is added up, for the same end */
@@ -810,6 +810,24 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *att
 	return &pair->qp;
 }
 
+static struct work *take_waiting(struct pair *pair)
+{
+	struct work *work = &pair->waiting[pair->first];
+	pair->first = (pair->first + 1) % pair->cap.max_send_wr;
+	pair->waiting_count--;
+	return work;
+}
+
+static void flush_pair(struct pair *pair)
+{
+	enum ibv_wc_status status = pair->device->flush_status;
+	while (pair->waiting_count > 0) {
+		struct work *work = take_waiting(pair);
+		complete(pair, work->id, status, work->opcode, 0);
+		status = IBV_WC_WR_FLUSH_ERR;
+	}
+}
+
 int ibv_destroy_qp(struct ibv_qp *raw)
 {
 	struct pair *pair = (struct pair *)raw;
@@ -820,6 +838,8 @@ int ibv_destroy_qp(struct ibv_qp *raw)
 		sleep_microseconds(100);
 		pthread_mutex_lock(&lock);
 	}
+	if (pair->device->flush == 2)
+		flush_pair(pair);
 	struct pair **link = &pairs[raw->qp_num % 4096];
 	while (*link != pair)
 		link = &(*link)->next;
@@ -837,23 +857,11 @@ int ibv_destroy_qp(struct ibv_qp *raw)
 	return 0;
 }
 
-static struct work *take_waiting(struct pair *pair)
-{
-	struct work *work = &pair->waiting[pair->first];
-	pair->first = (pair->first + 1) % pair->cap.max_send_wr;
-	pair->waiting_count--;
-	return work;
-}
-
 static void fail_pair(struct pair *pair)
 {
-	enum ibv_wc_status status = pair->device->flush_status;
 	pair->qp.state = IBV_QPS_ERR;
-	while (pair->waiting_count > 0 && pair->device->flush) {
-		struct work *work = take_waiting(pair);
-		complete(pair, work->id, status, work->opcode, 0);
-		status = IBV_WC_WR_FLUSH_ERR;
-	}
+	if (pair->device->flush == 1)
+		flush_pair(pair);
 }
 
 int ibv_modify_qp(struct ibv_qp *raw, struct ibv_qp_attr *attributes, int mask)

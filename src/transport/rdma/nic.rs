@@ -88,7 +88,7 @@ impl Fallout {
         // Completions of few submissions come in turn.
         const FEW: usize = 4;
         match self.moved.iter_mut().rev().take(FEW).find(|(group, _)| Arc::ptr_eq(group, span.group())) {
-            Some((_, tasks)) => tasks.push(span.task()),
+            Some((_, tasks)) => tasks.push(span.into_moved().1),
             None => {
                 let (group, task) = span.into_moved();
                 self.moved.push((group, vec![task]));
@@ -1031,6 +1031,8 @@ impl Locked<'_> {
                 _ => self.fallout.retries.push(span),
             }
         }
+        // Devices may leave completions of what was destroyed in the completion queue, where they take room until they are polled.
+        self.drive();
         // No completion tells that there is room in the completion queue now.
         self.post_backlog();
     }
