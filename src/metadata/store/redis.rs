@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::connection::{Connection, Server, is_lost};
-use super::{CALL_LIMIT, LONGEST_TEXT, Store, failed, text_of};
+use super::{LONGEST_TEXT, Store, call_end, failed, text_of};
 use crate::config::RedisConfig;
 use crate::error::{Code, Error, Result};
 use crate::metadata::excerpt;
@@ -75,7 +75,7 @@ impl RedisStore {
     }
 
     fn call(&self, name: &str, key: &str, text: Option<Argument<'_>>) -> Result<Answer> {
-        let (started, end) = (Instant::now(), Instant::now() + CALL_LIMIT);
+        let (started, end) = (Instant::now(), call_end());
         let (name_argument, key_argument) = ([name.as_bytes()], [key.as_bytes()]);
         let mut arguments: Vec<Argument<'_>> = vec![&name_argument, &key_argument];
         arguments.extend(text);
