@@ -695,6 +695,32 @@ fn an_engine_that_is_destroyed_during_a_publish_leaves_nothing_behind() {
     assert!(store.keys().is_empty());
 }
 
+#[cfg(feature = "rdma")]
+#[test]
+fn publishing_in_the_background_does_not_delay_the_end_of_an_engine() {
+    let store = Arc::new(ScriptedStore::default());
+    let memory = Memory::new(4096);
+    let engine = create(&store, "node");
+    store.set_gated(true);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| engine.register(memory.range(0, 16), &options()));
+        store.await_call();
+        engine.publish_soon();
+        let waiting = || engine.presence.as_ref().unwrap().waiting();
+        while waiting() < 1 {
+            std::thread::yield_now();
+        }
+        let destroying = scope.spawn(|| engine.shutdown());
+        while waiting() > 0 {
+            std::thread::yield_now();
+        }
+        store.set_gated(false);
+        first.join().unwrap().unwrap();
+        destroying.join().unwrap();
+    });
+    assert!(store.keys().is_empty());
+}
+
 #[test]
 fn an_engine_can_be_destroyed_when_the_server_is_gone() {
     let store = Arc::new(ScriptedStore::default());

@@ -774,6 +774,8 @@ impl Engine {
         for transport in transports {
             transport.shutdown(reason.clone());
         }
+        // Nobody is to wait for a server in it.
+        self.presence.iter().for_each(Presence::close);
         self.background.close();
         // Last: a server that does not answer keeps nobody waiting for the end of a transfer.
         if let Some(presence) = &self.presence {

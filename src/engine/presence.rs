@@ -255,10 +255,14 @@ impl Presence {
         Ok(())
     }
 
-    /// Publishes nothing more, and removes from the server what is this engine's there. Blocks for five seconds at most, and before that for
+    /// Publishes nothing more: who waits is turned away, and what is under way is waited for.
+    pub fn close(&self) {
+        self.publisher.close();
+    }
+
+    /// Once it is closed: removes from the server what is this engine's there. Blocks for five seconds at most, and before that for
     /// what is under way.
     pub fn withdraw(&self) {
-        self.publisher.close();
         self.checking.lock().is_over = true;
         if let Err(error) = store::bounded(|| self.remove()) {
             tracing::warn!(
