@@ -26,10 +26,14 @@ pub(super) struct Script {
     is_down: bool,
     /// PUTs of descriptors wait.
     is_gated: bool,
+    /// So do GETs.
+    holds_gets: bool,
     at_gate: usize,
     descriptor_puts: usize,
     address_puts: usize,
     gets: usize,
+    /// By when each call had to end, where it was one of several of an operation.
+    ends: Vec<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -46,11 +50,17 @@ impl Store for ScriptedStore {
     fn get(&self, key: &str) -> Result<Option<String>> {
         let mut script = self.script.lock();
         script.gets += 1;
+        script.ends.push(store::operation_end());
+        script.at_gate += 1;
+        self.changed.notify_all();
+        self.changed.wait_while(&mut script, |script| script.holds_gets);
+        script.at_gate -= 1;
         if script.is_down { Err(refusal()) } else { Ok(script.texts.get(key).cloned()) }
     }
 
     fn put(&self, key: &str, text: &[Arc<str>]) -> Result<()> {
         let mut script = self.script.lock();
+        script.ends.push(store::operation_end());
         let mut fate = Fate::Taken;
         if key.contains("rpc_meta/") {
             script.address_puts += 1;
@@ -97,8 +107,8 @@ impl ScriptedStore {
         self.changed.notify_all();
     }
 
-    /// Returns when a PUT of a descriptor waits.
-    fn await_put(&self) {
+    /// Returns when a call waits.
+    fn await_call(&self) {
         self.changed.wait_while(&mut self.script(), |script| script.at_gate == 0);
     }
 
@@ -130,7 +140,7 @@ fn create(store: &Arc<ScriptedStore>, name: &str) -> Arc<Engine> {
 }
 
 fn check(engine: &Engine) {
-    engine.presence.as_ref().unwrap().check();
+    engine.presence.as_ref().unwrap().check(&engine.fetcher.client);
 }
 
 fn later() -> MemoryOptions {
@@ -346,7 +356,7 @@ fn sixteen_registrations_at_a_time_are_two_puts_and_fail_together() {
         std::thread::scope(|scope| {
             let register = |at: usize| engine.register(memory.range(at * 64, 16), &options()).map_err(|error| error.code());
             let first = scope.spawn(move || register(0));
-            store.await_put();
+            store.await_call();
             let others: Vec<_> = (1..16).map(|at| scope.spawn(move || register(at))).collect();
             while engine.presence.as_ref().unwrap().waiting() < 15 {
                 std::thread::yield_now();
@@ -399,7 +409,7 @@ fn undoing_does_not_hit_another_registration_of_the_same_range() {
     let range = memory.range(0, 16);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| engine.register(range, &options()));
-        store.await_put();
+        store.await_call();
         let others = scope.spawn(|| {
             engine.unregister(range.address())?;
             engine.register(range, &options())
@@ -556,6 +566,94 @@ fn the_newer_of_two_engines_has_the_name_until_it_is_gone() {
     drop(newest);
 }
 
+/// A server that was set back to an earlier state names an engine of before.
+#[test]
+fn an_address_at_which_nobody_listens_does_not_keep_the_name() {
+    let store = Arc::new(ScriptedStore::default());
+    let memory = Memory::new(4096);
+    let engine = create(&store, "node");
+    let (before, port) = (store.script().texts.clone(), engine.address());
+    engine.register(memory.range(0, 16), &options()).unwrap();
+    // The port is taken, so that no other test listens there.
+    let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    taken.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let gone = taken.local_addr().unwrap().as_socket().unwrap().port();
+    let port = port.rsplit(':').next().unwrap();
+    store.script().texts = before.into_iter().map(|(key, text)| (key, text.replace(port, &gone.to_string()))).collect();
+    for _ in 0..2 {
+        check(&engine);
+    }
+    assert!(store.script().texts["mooncake/rpc_meta/node"].contains(port));
+    assert_eq!(store.addresses("node"), [memory.address()]);
+    engine.register(memory.range(64, 16), &options()).unwrap();
+}
+
+#[test]
+fn a_server_that_comes_back_with_an_earlier_descriptor_is_corrected_at_once() {
+    let store = Arc::new(ScriptedStore::default());
+    let memory = Memory::new(4096);
+    let engine = create(&store, "node");
+    let before = store.script().texts.clone();
+    engine.register(memory.range(0, 16), &options()).unwrap();
+    store.script().is_down = true;
+    check(&engine);
+    store.script().texts = before;
+    store.script().is_down = false;
+    check(&engine);
+    assert_eq!(store.addresses("node"), [memory.address()]);
+}
+
+/// However many calls that takes.
+#[test]
+fn creating_opening_and_withdrawing_have_one_time_limit_each() {
+    let store = Arc::new(ScriptedStore::default());
+    let ends = |expected: usize| {
+        let ends = std::mem::take(&mut store.script().ends);
+        assert!(ends.len() == expected && ends[0].is_some() && ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+    };
+    store.script().is_down = true;
+    create_with(&store, "node", config()).err().unwrap();
+    ends(2);
+    store.script().is_down = false;
+    store.script().fates = [Fate::Refused].into();
+    create_with(&store, "node", Config { force_tcp: true, ..config() }).err().unwrap();
+    ends(3);
+    let engine = create(&store, "node");
+    store.script().ends.clear();
+    let memory = Memory::new(16);
+    engine.register(memory.range(0, 16), &options()).unwrap();
+    assert_eq!(std::mem::take(&mut store.script().ends), [None]);
+    let older = r#"{"buffers":[],"name":"older","protocol":"tcp","tcp_data_port":1}"#;
+    store.script().texts.insert("mooncake/ram/older".into(), older.into());
+    engine.open_segment("older").unwrap_err();
+    ends(2);
+    engine.shutdown();
+    ends(2);
+}
+
+#[test]
+fn asking_the_server_at_each_submission_holds_up_nothing_else() {
+    let store = Arc::new(ScriptedStore::default());
+    let target = create(&store, "target");
+    let initiator = create_with(&store, "initiator", Config { disable_metacache: true, ..config() }).unwrap();
+    initiator.install_transport("tcp", None).unwrap();
+    let (theirs, ours) = (Memory(vec![0; 64]), Memory::new(64));
+    target.register(theirs.range(0, 64), &options()).unwrap();
+    let segment = initiator.open_segment("target").unwrap();
+    store.script().holds_gets = true;
+    std::thread::scope(|scope| {
+        let transfer =
+            scope.spawn(|| initiator.transfer(&[write(ours.range(0, 64), segment, theirs.address())], Default::default()));
+        store.await_call();
+        let is_free = initiator.transports.try_write().is_some();
+        store.script().holds_gets = false;
+        store.changed.notify_all();
+        assert!(is_free);
+        assert_eq!(states(&transfer.join().unwrap().unwrap()), [State::Completed]);
+    });
+    assert_eq!(theirs.0, ours.0);
+}
+
 #[test]
 fn installing_a_transport_that_cannot_be_published_changes_nothing() {
     for fate in [Fate::Refused, Fate::Lost] {
@@ -581,7 +679,7 @@ fn an_engine_that_is_destroyed_during_a_publish_leaves_nothing_behind() {
     store.set_gated(true);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| engine.register(memory.range(0, 16), &options()));
-        store.await_put();
+        store.await_call();
         let second = scope.spawn(|| engine.register(memory.range(64, 16), &options()));
         while engine.presence.as_ref().unwrap().waiting() < 1 {
             std::thread::yield_now();
@@ -594,6 +692,32 @@ fn an_engine_that_is_destroyed_during_a_publish_leaves_nothing_behind() {
     });
     assert!(store.keys().is_empty());
     check(&engine);
+    assert!(store.keys().is_empty());
+}
+
+#[cfg(feature = "rdma")]
+#[test]
+fn publishing_in_the_background_does_not_delay_the_end_of_an_engine() {
+    let store = Arc::new(ScriptedStore::default());
+    let memory = Memory::new(4096);
+    let engine = create(&store, "node");
+    store.set_gated(true);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| engine.register(memory.range(0, 16), &options()));
+        store.await_call();
+        engine.publish_soon();
+        let waiting = || engine.presence.as_ref().unwrap().waiting();
+        while waiting() < 1 {
+            std::thread::yield_now();
+        }
+        let destroying = scope.spawn(|| engine.shutdown());
+        while waiting() > 0 {
+            std::thread::yield_now();
+        }
+        store.set_gated(false);
+        first.join().unwrap().unwrap();
+        destroying.join().unwrap();
+    });
     assert!(store.keys().is_empty());
 }
 

@@ -158,7 +158,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes an engine that peers can reach as soon as a transport is installed. With a metadata server it blocks until that has its address.
+    /// Makes an engine that peers can reach as soon as a transport is installed. With a metadata server it blocks until that has its address, for
+    /// up to five seconds.
     ///
     /// Errors: InvalidArgument for a name that is no host where it must be one, or where no interface is up; those of [`store::connect`];
     /// Metadata when the metadata server does not take the address, Socket when no port is free, Limit when the process is out of descriptors or
@@ -231,32 +232,40 @@ impl Engine {
             closed: AtomicBool::new(false),
             config,
         });
-        // The channel listens already. What fails from here on takes back what the server has been told.
-        if let Some(presence) = &engine.presence {
+        // What fails takes back what the server has been told, in the same time.
+        store::bounded(move || {
+            engine.start(options, check_interval)?;
+            tracing::info!("engine {} is ready", engine.name);
+            Ok(engine)
+        })
+    }
+
+    /// Tells a metadata server where the engine is, and starts what it begins with. Its handshake channel listens already.
+    fn start(&self, options: &EngineOptions, check_interval: Duration) -> Result<()> {
+        if let Some(presence) = &self.presence {
             presence.announce()?;
         }
         if options.auto_discover {
-            *engine.topology.lock() = Topology::find(&Machine::default(), &engine.config.topology);
+            *self.topology.lock() = Topology::find(&Machine::default(), &self.config.topology);
         }
-        if options.auto_discover || engine.config.force_tcp {
-            engine.install_best()?;
+        if options.auto_discover || self.config.force_tcp {
+            self.install_best()?;
         }
-        if engine.presence.is_some() {
-            let check = |engine: &Engine| engine.presence.iter().for_each(Presence::check);
-            engine.periodic.lock().push(Periodic::start("te-metadata", check_interval, engine.this.clone(), check)?);
+        if self.presence.is_some() {
+            let check = |engine: &Engine| engine.presence.iter().for_each(|presence| presence.check(&engine.fetcher.client));
+            self.periodic.lock().push(Periodic::start("te-metadata", check_interval, self.this.clone(), check)?);
         }
-        if let Some(interval) = engine.config.metadata_refresh_interval {
+        if let Some(interval) = self.config.metadata_refresh_interval {
             let refresh = |engine: &Engine| drop(engine.refresh_all_segments());
-            engine.periodic.lock().push(Periodic::start("te-refresh", interval, engine.this.clone(), refresh)?);
+            self.periodic.lock().push(Periodic::start("te-refresh", interval, self.this.clone(), refresh)?);
         }
-        if engine.config.metric {
-            let mut throughput = Throughput::since_now(&engine.counters);
+        if self.config.metric {
+            let mut throughput = Throughput::since_now(&self.counters);
             let report = move |engine: &Engine| tracing::info!("{}: {}", engine.name, throughput.report(&engine.counters));
-            let interval = engine.config.metric_interval;
-            engine.periodic.lock().push(Periodic::start("te-metric", interval, engine.this.clone(), report)?);
+            let interval = self.config.metric_interval;
+            self.periodic.lock().push(Periodic::start("te-metric", interval, self.this.clone(), report)?);
         }
-        tracing::info!("engine {} is ready", engine.name);
-        Ok(engine)
+        Ok(())
     }
 
     /// What the environment said when the engine was made.
@@ -530,7 +539,7 @@ impl Engine {
     }
 
     /// Opens a segment by its name; leading slashes are ignored. The own name is segment 0. A name that was opened before is answered
-    /// from the cache. Asking a peer blocks for up to the handshake time-outs, a metadata server for up to ten seconds.
+    /// from the cache. Asking a peer blocks for up to the handshake time-outs, a metadata server for up to five seconds.
     ///
     /// Errors: InvalidArgument for an empty name or an engine without transports; Dns, Socket, MalformedJson, Metadata from asking.
     pub fn open_segment(&self, name: &str) -> Result<u64> {
@@ -638,11 +647,22 @@ impl Engine {
         notification: Option<Notification>,
         options: SubmitOptions,
     ) -> Result<()> {
+        if self.config.disable_metacache {
+            self.refresh_targets(requests)?;
+        }
         let transports = self.transports.read();
         self.check_open()?;
         let route = |segment| self.route(&transports, segment);
         let stall = self.config.slice_timeout.unwrap_or(self.config.tcp_status_timeout);
         transfer::submit(batch, &self.registry, &route, requests, notification, options, stall)
+    }
+
+    /// Asks for the descriptors of all segments that the requests go to. Under no lock: it may take seconds.
+    fn refresh_targets(&self, requests: &[Request]) -> Result<()> {
+        let mut segments: Vec<u64> = requests.iter().map(|request| request.segment).collect();
+        segments.sort_unstable();
+        segments.dedup();
+        segments.into_iter().try_for_each(|segment| self.refresh_segment(segment))
     }
 
     fn route(&self, transports: &[Arc<dyn Transport>], segment: u64) -> Result<Route> {
@@ -653,9 +673,6 @@ impl Engine {
             return Ok(Route { transport, segment: self.own_segment.clone() });
         }
         let segment = self.segments.get(segment)?;
-        if self.config.disable_metacache {
-            segment.refresh()?;
-        }
         let protocols = segment.descriptor().protocols.clone();
         let transport = protocols.iter().find_map(|protocol| installed(protocol)).ok_or_else(|| {
             let text = format!("segment {} is reached by {}, which is not installed here", segment.name(), protocols.join(", "));
@@ -757,6 +774,8 @@ impl Engine {
         for transport in transports {
             transport.shutdown(reason.clone());
         }
+        // Nobody is to wait for a server in it.
+        self.presence.iter().for_each(Presence::close);
         self.background.close();
         // Last: a server that does not answer keeps nobody waiting for the end of a transfer.
         if let Some(presence) = &self.presence {

@@ -1,12 +1,14 @@
 //! What an engine keeps of itself on a metadata server: where its handshake channel is, and its segment's descriptor.
 //!
 //! Both are written under the engine's name, which is the caller's. Whoever wrote last has the name: an engine that finds another
-//! one's address under its own key says so once, and writes nothing more for as long as that is so.
+//! one's address under its own key says so once, and writes nothing more for as long as that is so and somebody listens there. A server
+//! that was set back to an earlier state names an engine of before, which is gone.
 //!
 //! Servers lose what they had, and are away for a while. So the address is looked at every [`CHECK_INTERVAL`]; if it is gone the server was
 //! wiped, and both texts are written again, the address first: if the server is wiped in between, the next look finds that. The descriptor,
 //! which may be megabytes, is looked at every [`DESCRIPTOR_CHECKS`]th time only, and that many times after a write has failed: a server
-//! that was slow may carry it out after a later one. What could not be published is tried again at each look.
+//! that was slow may carry it out after a later one, and one that was away may have come back with what it had long ago. What could
+//! not be published is tried again at each look.
 //!
 //! The [`Publisher`] has one write of the descriptor under way at a time; `written` changes in its turn only, and is locked for that
 //! moment. `checking` is held by the one thread that looks. No lock is held during a call to the server but `checking`.
@@ -21,10 +23,10 @@ use tracing::dispatcher::{self, Dispatch};
 use super::card::Card;
 use super::directory::{Directory, location_text, parse_location};
 use crate::error::{Code, Error, Result};
-use crate::handshake::Service;
 use crate::handshake::address::HostPort;
-use crate::metadata::excerpt;
+use crate::handshake::{Client, Service};
 use crate::metadata::publisher::Publisher;
+use crate::metadata::{excerpt, store};
 
 /// How often the server is asked whether it still knows the engine. With a call that lasts as long as it may, five seconds at most pass.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -55,7 +57,7 @@ pub(super) struct Presence {
     written: Mutex<Written>,
     /// Where the engine is that has taken the name.
     successor: Mutex<Option<HostPort>>,
-    /// How many of the next looks are at the descriptor, too, since a write has failed.
+    /// How many of the next looks are at the descriptor, too, since a call has failed.
     doubts: AtomicU32,
     checking: Mutex<Checking>,
 }
@@ -147,19 +149,22 @@ impl Presence {
     }
 
     /// Finds out whether the server has what it should, and writes what it has not. Failures are logged when an outage begins, and the end
-    /// of it when it ends.
-    pub fn check(&self) {
+    /// of it when it ends. `client` asks whoever has the name.
+    pub fn check(&self, client: &Client) {
         let mut checking = self.checking.lock();
         if checking.is_over {
             return;
         }
         checking.count = checking.count.wrapping_add(1);
-        let look = || self.repair(checking.count.is_multiple_of(DESCRIPTOR_CHECKS));
+        let look = || self.repair(checking.count.is_multiple_of(DESCRIPTOR_CHECKS), client);
         let outcome = match checking.is_away {
             // The server's errors are logged where they are made, each time.
             true => dispatcher::with_default(&Dispatch::none(), look),
             false => look(),
         };
+        if outcome.is_err() {
+            self.doubts.store(DESCRIPTOR_CHECKS, Ordering::Relaxed);
+        }
         match (checking.is_away, outcome) {
             (false, Err(error)) if error.code() != Code::Canceled => {
                 tracing::warn!(
@@ -177,30 +182,22 @@ impl Presence {
         }
     }
 
-    fn repair(&self, with_descriptor: bool) -> Result<()> {
+    fn repair(&self, with_descriptor: bool, client: &Client) -> Result<()> {
         let stored = self.directory.store.get(&self.directory.keys.rpc(&self.name))?;
-        match stored.as_deref().map(parse_location) {
-            Some(Some(location)) if location != self.location => {
-                let mut successor = self.successor.lock();
-                if successor.as_ref() != Some(&location) {
-                    tracing::warn!(
-                        "'{}' is the name of another engine now, at {location}: this one, at {}, is not found by it any more; give each \
-                         engine a name of its own",
-                        excerpt(&self.name),
-                        self.location
-                    );
-                    *successor = Some(location);
-                }
-                return Ok(());
-            }
-            Some(Some(_)) => *self.successor.lock() = None,
-            lost => {
-                let reason = if lost.is_none() { "has lost" } else { "has nonsense in place of" };
-                tracing::warn!("the metadata server {reason} the address of '{}'; it is written again", excerpt(&self.name));
-                self.announce()?;
-                *self.successor.lock() = None;
-                return self.publisher.alone(|| self.forget_written()).and_then(|()| self.publish());
-            }
+        let fault = match stored.as_deref().map(parse_location) {
+            Some(Some(location)) if location == self.location => None,
+            Some(Some(location)) if self.is_taken(&location, client)? => return Ok(()),
+            Some(Some(_)) => Some("has an address where nobody is in place of"),
+            Some(None) => Some("has nonsense in place of"),
+            None => Some("has lost"),
+        };
+        if let Some(fault) = fault {
+            tracing::warn!("the metadata server {fault} the address of '{}'; it is written again", excerpt(&self.name));
+            self.announce()?;
+        }
+        *self.successor.lock() = None;
+        if fault.is_some() {
+            return self.publisher.alone(|| self.forget_written()).and_then(|()| self.publish());
         }
         let doubts = self.doubts.load(Ordering::Relaxed);
         if with_descriptor || doubts > 0 {
@@ -211,6 +208,25 @@ impl Presence {
             true => self.publish(),
             false => Ok(()),
         }
+    }
+
+    /// Whether the name is that of an engine at `location` now. At first sight it is: it may not listen yet.
+    fn is_taken(&self, location: &HostPort, client: &Client) -> Result<bool> {
+        if self.successor.lock().as_ref() == Some(location) {
+            return match client.reach(location) {
+                Err(error) if error.code() == Code::Canceled => Err(error),
+                Err(error) => Ok(error.code() != Code::Socket),
+                Ok(()) => Ok(true),
+            };
+        }
+        tracing::warn!(
+            "'{}' is the name of another engine now, at {location}: this one, at {}, is not found by it any more; give each engine a \
+             name of its own",
+            excerpt(&self.name),
+            self.location
+        );
+        *self.successor.lock() = Some(location.clone());
+        Ok(true)
     }
 
     fn forget_written(&self) -> Result<()> {
@@ -239,11 +255,16 @@ impl Presence {
         Ok(())
     }
 
-    /// Publishes nothing more, and removes from the server what is this engine's there. Blocks for as long as some calls to the server.
-    pub fn withdraw(&self) {
+    /// Publishes nothing more: who waits is turned away, and what is under way is waited for.
+    pub fn close(&self) {
         self.publisher.close();
+    }
+
+    /// Once it is closed: removes from the server what is this engine's there. Blocks for five seconds at most, and before that for
+    /// what is under way.
+    pub fn withdraw(&self) {
         self.checking.lock().is_over = true;
-        if let Err(error) = self.remove() {
+        if let Err(error) = store::bounded(|| self.remove()) {
             tracing::warn!(
                 "what the metadata server has of '{}' stays there: {}; it is replaced when an engine of that name comes",
                 excerpt(&self.name),
@@ -264,7 +285,8 @@ impl Presence {
             None => {}
         }
         let segment = keys.segment(&self.name);
-        let is_ours = match std::mem::take(&mut *self.written.lock()) {
+        let written = std::mem::take(&mut *self.written.lock());
+        let is_ours = match written {
             Written::Nothing => false,
             Written::Unknown => true,
             Written::This(text) => store.get(&segment)?.is_some_and(|stored| is_text(&text, &stored)),

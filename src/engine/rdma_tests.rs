@@ -1637,7 +1637,7 @@ fn rdma_that_cannot_be_published_is_taken_back_whole() {
         assert!(!engine.has_transport("rdma"));
         assert_eq!(engine.card.publish_text(), before);
         wait_until("nothing is left open", || live(&fake) == [0; 6]);
-        engine.presence.as_ref().unwrap().check();
+        engine.presence.as_ref().unwrap().check(&engine.fetcher.client);
         assert_eq!(store.descriptor("node").protocols, ["tcp"]);
     }
     engine.install_transport("rdma", Some(&matrix(&["fake0"]))).unwrap();

@@ -15,7 +15,7 @@ use super::directory::{Directory, Place};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Client;
 use crate::handshake::address::HostPort;
-use crate::metadata::{SegmentDescriptor, SegmentHeader};
+use crate::metadata::{SegmentDescriptor, SegmentHeader, store};
 use crate::telemetry::Counters;
 use crate::transport::Segment;
 
@@ -34,7 +34,7 @@ impl Fetcher {
     fn fetch(&self, place: &Place) -> Result<Arc<SegmentDescriptor>> {
         self.counters.descriptor_fetches.add(1);
         let descriptor = match place {
-            Place::Named(directory, name) => directory.describe(name)?,
+            Place::Named(directory, name) => store::bounded(|| directory.describe(name))?,
             Place::Address(peer) => {
                 let own = self.own.read().assemble(Vec::new()).concat();
                 let text = self.client.fetch_descriptor(peer, &own)?;

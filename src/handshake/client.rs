@@ -140,6 +140,11 @@ impl Client {
         }
     }
 
+    /// Asks whether anybody takes connections there. Nothing is sent.
+    pub fn reach(&self, peer: &HostPort) -> Result<()> {
+        self.connect(peer).map(drop)
+    }
+
     /// Asks whether the peer is alive.
     pub fn probe(&self, peer: &impl Whereabouts) -> Result<()> {
         let (peer, reply) = self.exchange(peer, Kind::Probe, "{}\n")?;

@@ -12,6 +12,7 @@ use crate::capi::te::{call, with};
 use crate::capi::{guard, handle, text};
 use crate::config::Config;
 use crate::engine::{Engine, EngineOptions};
+use crate::metadata::store;
 
 /// An engine.
 pub struct te_engine {
@@ -68,18 +69,19 @@ pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, eng
                 text::read_optional(options.topology, "topology")?,
             )
         };
-        let created = Engine::create(
-            &EngineOptions {
-                metadata: metadata.unwrap_or("P2PHANDSHAKE").to_owned(),
-                server_name: server_name.unwrap_or("").to_owned(),
-                auto_discover: false,
-            },
-            Config::from_environment(),
-        )?;
-        let protocol = transport.unwrap_or("tcp");
-        if !protocol.is_empty() {
-            created.install_transport(protocol, topology).inspect_err(|_| created.shutdown())?;
-        }
+        let options = EngineOptions {
+            metadata: metadata.unwrap_or("P2PHANDSHAKE").to_owned(),
+            server_name: server_name.unwrap_or("").to_owned(),
+            auto_discover: false,
+        };
+        let created = store::bounded(|| {
+            let created = Engine::create(&options, Config::from_environment())?;
+            let protocol = transport.unwrap_or("tcp");
+            if !protocol.is_empty() {
+                created.install_transport(protocol, topology).inspect_err(|_| created.shutdown())?;
+            }
+            Ok(created)
+        })?;
         let key = handle::insert(created);
         // SAFETY: `engine` is not NULL, and the caller passes a place for a pointer.
         unsafe { engine.write(key.as_pointer().cast()) };

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use ureq::http::Method;
 
 use super::http::{Client, REQUEST_LIMIT, Reply, unescape};
-use super::{CALL_LIMIT, Store, failed, text_of};
+use super::{Store, call_end, failed, text_of};
 use crate::error::{Code, Error, Result};
 use crate::metadata::{excerpt, write_json_string};
 
@@ -112,7 +112,7 @@ impl EtcdStore {
 
     /// What an endpoint answers to a call of the gateway; `name` and `key` are for texts.
     fn call<T: DeserializeOwned>(&self, name: &str, key: &str, path: &str, body: &[&[u8]]) -> Result<T> {
-        let call_end = Instant::now() + CALL_LIMIT;
+        let call_end = call_end();
         let preferred = self.preferred.load(Ordering::Relaxed);
         let mut reasons = Vec::new();
         for attempt in 1..=self.endpoints.len() {

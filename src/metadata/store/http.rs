@@ -25,7 +25,7 @@ use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBu
 use ureq::{Agent, AsSendBody, Body, SendBody};
 
 use super::connection::{CONNECT_LIMIT, Connection, Server, is_lost, remaining};
-use super::{CALL_LIMIT, LONGEST_TEXT, Store, failed, text_of};
+use super::{LONGEST_TEXT, Store, call_end, failed, text_of};
 use crate::error::{Code, Error, Result};
 use crate::metadata::excerpt;
 use crate::metadata::host_port::HostPort;
@@ -77,7 +77,7 @@ impl HttpStore {
 
 impl Store for HttpStore {
     fn get(&self, key: &str) -> Result<Option<String>> {
-        let reply = self.expect(Method::GET, key, None, Instant::now() + CALL_LIMIT, &[200, 404])?;
+        let reply = self.expect(Method::GET, key, None, call_end(), &[200, 404])?;
         if reply.status == 404 {
             return Ok(None);
         }
@@ -85,7 +85,7 @@ impl Store for HttpStore {
     }
 
     fn put(&self, key: &str, text: &[Arc<str>]) -> Result<()> {
-        let end = Instant::now() + CALL_LIMIT;
+        let end = call_end();
         let pieces = without_newline(text);
         let is_location = key.contains("rpc_meta");
         let statuses: &[u16] = if is_location { &[200, 400] } else { &[200] };
@@ -112,7 +112,7 @@ impl Store for HttpStore {
     }
 
     fn remove(&self, key: &str) -> Result<()> {
-        self.expect(Method::DELETE, key, None, Instant::now() + CALL_LIMIT, &[200, 404]).map(drop)
+        self.expect(Method::DELETE, key, None, call_end(), &[200, 404]).map(drop)
     }
 }
 

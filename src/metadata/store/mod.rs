@@ -16,9 +16,9 @@ mod redis;
 #[cfg(all(test, any(feature = "http", feature = "redis")))]
 mod stub;
 
+use std::cell::Cell;
 use std::sync::Arc;
-#[cfg(any(feature = "http", feature = "redis"))]
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
@@ -27,6 +27,39 @@ use crate::metadata::excerpt;
 /// How long a call may take, whatever has to be done for it. What is left of five seconds is for threads that get no processor.
 #[cfg(any(feature = "http", feature = "redis"))]
 const CALL_LIMIT: Duration = Duration::from_secs(4);
+
+/// How long the calls of an operation may take together.
+const OPERATION_LIMIT: Duration = Duration::from_millis(4500);
+
+thread_local! {
+    static OPERATION_END: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Has all calls that `operation` makes on this thread end within five seconds together, those of operations in it included. What comes when
+/// the time is over fails.
+pub fn bounded<T>(operation: impl FnOnce() -> T) -> T {
+    struct Reset(Option<Instant>);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            OPERATION_END.set(self.0);
+        }
+    }
+    let reset = Reset(operation_end());
+    OPERATION_END.set(reset.0.or_else(|| Some(Instant::now() + OPERATION_LIMIT)));
+    operation()
+}
+
+/// When the operation of this thread has to end, if it has one.
+pub(crate) fn operation_end() -> Option<Instant> {
+    OPERATION_END.get()
+}
+
+/// When a call that begins now has to end.
+#[cfg(any(feature = "http", feature = "redis"))]
+fn call_end() -> Instant {
+    let end = Instant::now() + CALL_LIMIT;
+    operation_end().map_or(end, |operation| end.min(operation))
+}
 
 /// Longest text that is accepted, in bytes: twice what peers accept of each other. Tests do not fill that.
 #[cfg(any(feature = "http", feature = "redis"))]
@@ -146,6 +179,20 @@ mod tests {
         for cluster in ["clusterX", "clusterX/"] {
             assert_eq!(Keys::new(cluster).segment("a"), "mooncake/clusterX/ram/a");
         }
+    }
+
+    #[test]
+    #[cfg(any(feature = "http", feature = "redis"))]
+    fn calls_of_an_operation_share_its_time() {
+        let begun = Instant::now();
+        bounded(|| {
+            let end = operation_end().unwrap();
+            assert!(end >= begun + OPERATION_LIMIT && call_end() <= end);
+            OPERATION_END.set(Some(begun));
+            bounded(|| assert_eq!(call_end(), begun));
+            assert_eq!(call_end(), begun);
+        });
+        assert!(operation_end().is_none() && call_end() >= begun + CALL_LIMIT);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::connection::{Connection, Server, is_lost};
-use super::{CALL_LIMIT, LONGEST_TEXT, Store, failed, text_of};
+use super::{LONGEST_TEXT, Store, call_end, failed, text_of};
 use crate::config::RedisConfig;
 use crate::error::{Code, Error, Result};
 use crate::metadata::excerpt;
@@ -61,8 +61,10 @@ impl From<io::Error> for Fault {
 impl RedisStore {
     /// `address` is `host[:port]`, by upstream's rules for those.
     pub(super) fn new(address: &str, config: &RedisConfig) -> Result<RedisStore> {
-        let parsed = HostPort::parse(address, DEFAULT_PORT);
-        if parsed.host.is_empty() || address.contains(['/', '@', '?']) {
+        // Before it is parsed, which logs all of an address that is none.
+        let is_address = !address.contains(['/', '@', '?']);
+        let parsed = is_address.then(|| HostPort::parse(address, DEFAULT_PORT)).filter(|parsed| !parsed.host.is_empty());
+        let Some(parsed) = parsed else {
             // A password is not shown.
             let shown = excerpt(address.rsplit('@').next().unwrap_or(address));
             let text = format!(
@@ -70,12 +72,12 @@ impl RedisStore {
                  MC_REDIS_USERNAME, MC_REDIS_PASSWORD and MC_REDIS_DB_INDEX"
             );
             return Err(Error::new(Code::InvalidArgument, text));
-        }
+        };
         Ok(RedisStore { server: Server::new(parsed), config: config.clone(), idle: Mutex::default() })
     }
 
     fn call(&self, name: &str, key: &str, text: Option<Argument<'_>>) -> Result<Answer> {
-        let (started, end) = (Instant::now(), Instant::now() + CALL_LIMIT);
+        let (started, end) = (Instant::now(), call_end());
         let (name_argument, key_argument) = ([name.as_bytes()], [key.as_bytes()]);
         let mut arguments: Vec<Argument<'_>> = vec![&name_argument, &key_argument];
         arguments.extend(text);
@@ -504,6 +506,40 @@ mod tests {
             }
         });
         assert!(store.idle.lock().len() <= KEPT);
+    }
+
+    /// Keeps what is logged.
+    #[derive(Clone, Default)]
+    struct Heard(Arc<Mutex<String>>);
+
+    impl tracing::Subscriber for Heard {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                self.0.lock().push_str(&format!("{value:?}\n"))
+            });
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn a_password_in_an_address_is_not_logged() {
+        let heard = Heard::default();
+        tracing::subscriber::with_default(heard.clone(), || {
+            for text in [":secret@h:6379/0", "user:secret@h", "secret@"] {
+                assert!(RedisStore::new(text, &RedisConfig::default()).is_err());
+            }
+        });
+        let heard = heard.0.lock();
+        assert!(heard.contains("MC_REDIS_PASSWORD") && !heard.contains("secret"), "{heard}");
     }
 
     #[test]
