@@ -16,9 +16,9 @@ use transfer_engine::sys::MemoryRange;
 #[cfg(feature = "rdma")]
 use super::device;
 use super::machine::{Machine, noise, time_fixed_work};
-use super::pin;
 use super::statistics::Spread;
 use super::{create_engine, memory_options, parse_size, print_report};
+use super::{model, pin};
 use crate::output;
 use crate::system::{Arena, process_cpu_time};
 
@@ -51,11 +51,14 @@ pub struct Arguments {
     /// Measure instead how memory is registered with several devices, which this stands for.
     #[arg(long, value_enum)]
     pin: Option<pin::Pin>,
+    /// Tell instead what 500 GB would take with 8 NICs, by what pages cost here, beside what a report says of it.
+    #[arg(long, conflicts_with = "pin")]
+    model: bool,
     #[command(flatten)]
     pinning: pin::Arguments,
     /// Register with these RDMA devices, beside the verbs alone.
     #[cfg(feature = "rdma")]
-    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "batch"])]
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "model", "batch"])]
     device: Vec<String>,
     /// Print all figures as JSON instead of tables.
     #[arg(long)]
@@ -94,6 +97,9 @@ struct Report<'a> {
 
 /// Runs `te bench register`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    if arguments.model {
+        return model::run(arguments.json);
+    }
     if arguments.pin.is_some() {
         return pin::run(&arguments.pinning, arguments.json);
     }
