@@ -34,9 +34,11 @@ const CHUNK: f64 = 1e9;
 /// So much longer or shorter than the report's is a time that is told to disagree.
 const DISAGREEMENT: f64 = 1.5;
 
-/// The memory that unit costs are measured with.
+/// The memory that unit costs are measured with, and how often; both less where it is to be quick.
 const SAMPLE: usize = 256 << 20;
+const QUICK_SAMPLE: usize = 16 << 20;
 const ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 2;
 /// As far apart as the library lets threads begin that give long memory back.
 const APART: Duration = Duration::from_micros(300);
 
@@ -138,6 +140,8 @@ struct Row {
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
+    sample_bytes: usize,
+    rounds: usize,
     /// By name: medians that the model takes, with their spread.
     measured_ns: Vec<(&'static str, Spread)>,
     rows: Vec<Row>,
@@ -145,13 +149,14 @@ struct Report {
 }
 
 /// Runs `te bench register --model`.
-pub fn run(as_json: bool) -> Result<(), Box<dyn Error>> {
+pub fn run(is_quick: bool, as_json: bool) -> Result<(), Box<dyn Error>> {
+    let (sample, round_count) = if is_quick { (QUICK_SAMPLE, QUICK_ROUNDS) } else { (SAMPLE, ROUNDS) };
     let machine = Machine::look();
     let (mut rounds, mut fixed_work) = (Vec::new(), Vec::new());
-    for round in 1..=ROUNDS {
-        eprintln!("round {round} of {ROUNDS}");
+    for round in 1..=round_count {
+        eprintln!("round {round} of {round_count}");
         fixed_work.push(time_fixed_work());
-        rounds.push(measure()?);
+        rounds.push(measure(sample)?);
     }
     type Unit = fn(&Units) -> f64;
     let units: [(&'static str, Unit); 9] = [
@@ -176,14 +181,21 @@ pub fn run(as_json: bool) -> Result<(), Box<dyn Error>> {
         by_its_costs: theirs[at],
         by_this_machine: ours[at],
     });
-    let report = Report { machine, measured_ns: measured.to_vec(), rows: rows.collect(), fixed_work_ms: Spread::of(fixed_work) };
+    let report = Report {
+        machine,
+        sample_bytes: sample,
+        rounds: round_count,
+        measured_ns: measured.to_vec(),
+        rows: rows.collect(),
+        fixed_work_ms: Spread::of(fixed_work),
+    };
     print_report(as_json, &report, text)
 }
 
-fn measure() -> Result<Units, Box<dyn Error>> {
+fn measure(sample: usize) -> Result<Units, Box<dyn Error>> {
     let rings = [Ring::new(0)?, Ring::new(1)?];
-    let untouched = || Mapping::new(SAMPLE, false, None);
-    let pages = SAMPLE as f64 / PAGE;
+    let untouched = || Mapping::new(sample, false, None);
+    let pages = sample as f64 / PAGE;
 
     let memory = untouched()?;
     let range = memory.range();
@@ -270,9 +282,10 @@ fn text(report: &Report) -> String {
     out.push('\n');
     out += &output::paragraph(&format!(
         "A model, not a measurement: registering {} GB with {DEVICES} NICs on {CORES} cores. It takes what a page of 4 KiB costs here, \
-         with rings of io_uring, in ns, median (smallest..largest) of {ROUNDS} rounds with {}:",
+         with rings of io_uring, in ns, median (smallest..largest) of {} rounds with {}:",
         BYTES / 1e9,
-        output::bytes(SAMPLE as u64)
+        report.rounds,
+        output::bytes(report.sample_bytes as u64)
     ));
     for (name, spread) in &report.measured_ns {
         out += &format!("  {name:<38} {spread:>21}\n");

@@ -25,7 +25,7 @@ use crate::system::{Arena, process_cpu_time};
 /// Arguments of `te bench register`.
 #[derive(clap::Args, Serialize)]
 pub struct Arguments {
-    /// Few figures within seconds: other defaults for --regions and --rounds.
+    /// Few figures within seconds: other defaults for --regions and --rounds, less memory for --model.
     #[arg(long)]
     quick: bool,
     /// Numbers of regions that are registered beforehand, ascending.
@@ -98,7 +98,7 @@ struct Report<'a> {
 /// Runs `te bench register`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if arguments.model {
-        return model::run(arguments.json);
+        return model::run(arguments.quick, arguments.json);
     }
     if arguments.pin.is_some() {
         return pin::run(&arguments.pinning, arguments.json);
