@@ -121,6 +121,20 @@ impl Registrar {
         Some(Call { devices: devices.into(), settings, begin: Instant::now(), returns })
     }
 
+    fn pagemap(&self) -> Option<&Pagemap> {
+        self.pagemap.get_or_init(|| Pagemap::open().ok()).as_ref()
+    }
+
+    /// What pinning a region takes for each device, where that is not known because it had to provide the pages. They are there by now.
+    /// Large ones are given back faster than threads can be called.
+    fn estimate_pinning(&self, range: MemoryRange, settings: &Settings) -> Duration {
+        let is_huge = || self.pagemap().is_some_and(|pagemap| populate::is_huge(range, pagemap));
+        if !plan::needs_sampling(range.length(), settings) || is_huge() {
+            return Duration::ZERO;
+        }
+        settings.cost.of(range.length() / settings.page_size)
+    }
+
     /// Registers one range, and returns its region; `parallelism` overrides the configuration. Errors: InvalidArgument (empty or null),
     /// AddressOverlapped, and what a device answers.
     pub fn register(
@@ -220,8 +234,7 @@ impl Registrar {
             if !is_worthwhile {
                 return Subject { range, residency: Residency::default() };
             }
-            let pagemap = self.pagemap.get_or_init(|| Pagemap::open().ok()).as_ref();
-            Subject { range, residency: populate::sample(range, pagemap) }
+            Subject { range, residency: populate::sample(range, self.pagemap()) }
         };
         let subjects: Vec<Subject> = regions.iter().map(look).collect();
         cost.residency = looking.elapsed();
@@ -414,8 +427,12 @@ impl Registrar {
                 let keys = (0..chunk.device_count()).filter_map(|device| Some((device, chunk.key(device)?)));
                 held.extend(keys.map(|(device, key)| Held { region: position, device, key }));
             }
-            let count = held.len() - before;
-            costs.resize(held.len(), registrations.pinning() / (RELEASE_SHARE * count.max(1) as u32));
+            let count = (held.len() - before) as u32;
+            let pinning = match (registrations.pinning(), registrations.chunks()) {
+                (Duration::ZERO, [first, ..]) if count > 1 => self.estimate_pinning(first.range(), settings),
+                (known, _) => known / count.max(1),
+            };
+            costs.resize(held.len(), pinning / RELEASE_SHARE);
         }
         let longest = costs.iter().copied().max().unwrap_or_default();
         let threads = plan::team(costs.into_iter(), settings);

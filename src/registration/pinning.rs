@@ -166,16 +166,15 @@ impl Pinning {
 ///
 /// Devices count down the users of the same pages in the same order. Threads that begin together stay together, and each count travels
 /// between their caches: two take as long as one, or three times as long. Once the first is so far ahead that what it has counted
-/// is out of its own cache, some 1 MiB of the kernel's page structures, they do not meet. That is worth a third of a job at
-/// most.
+/// is out of its own cache, some 1 MiB of the kernel's page structures, they do not meet. All of them have begun within a third of a job.
 fn lag(cost: Duration, threads: usize, count: usize) -> Duration {
-    const OUT_OF_CACHE: Duration = Duration::from_micros(700);
-    /// Sleeping is not more exact than that.
+    const OUT_OF_CACHE: Duration = Duration::from_micros(300);
+    /// Waking a thread is not more exact than that.
     const SHORTEST: Duration = Duration::from_micros(100);
     if threads < 2 || count < threads {
         return Duration::ZERO;
     }
-    let lag = (cost / 3).min(OUT_OF_CACHE) / (threads - 1) as u32;
+    let lag = (cost / (3 * (threads - 1) as u32)).min(OUT_OF_CACHE);
     if lag < SHORTEST { Duration::ZERO } else { lag }
 }
 
@@ -191,11 +190,14 @@ pub fn unpin(
     let count = held.len();
     let jobs = Arc::new((held, devices.clone(), (0..count).map(|_| OnceLock::new()).collect::<Vec<OnceLock<Result<()>>>>()));
     let work = jobs.clone();
-    let lag = lag(cost, threads, count);
+    let (lag, begin) = (lag(cost, threads, count), Instant::now());
     let deregister = move |job: usize| {
         let (held, devices, outcomes) = &*work;
-        if !lag.is_zero() && (1..threads).contains(&job) {
-            std::thread::sleep(lag * job as u32);
+        if job < threads {
+            // Waking took part of it. Sleeping would take too long by half.
+            while begin.elapsed() < lag * job as u32 {
+                std::hint::spin_loop();
+            }
         }
         let _ = outcomes[job].set(devices[held[job].device].deregister(&held[job].key));
     };
@@ -218,11 +220,15 @@ mod tests {
     fn threads_keep_apart_only_where_keys_take_long_to_give_back() {
         let (short, long) = (Duration::from_micros(100), Duration::from_millis(100));
         assert_eq!((lag(short, 2, 8), lag(long, 1, 8), lag(long, 4, 2)), (Duration::ZERO, Duration::ZERO, Duration::ZERO));
+        assert_eq!(lag(long, 2, 2), Duration::from_micros(300));
         assert_eq!(
-            (lag(long, 2, 2), lag(Duration::from_micros(900), 2, 8)),
-            (Duration::from_micros(700), Duration::from_micros(300))
+            (lag(long, 8, 8), lag(Duration::from_micros(600), 2, 8)),
+            (Duration::from_micros(300), Duration::from_micros(200))
         );
-        assert!(lag(long, 5, 8) * 4 <= Duration::from_micros(700));
+        for threads in 2..20 {
+            let cost = Duration::from_millis(2);
+            assert!(lag(cost, threads, 32) * (threads - 1) as u32 <= cost / 3);
+        }
     }
 
     #[test]

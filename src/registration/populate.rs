@@ -61,9 +61,14 @@ pub fn sample(range: MemoryRange, pagemap: Option<&Pagemap>) -> Residency {
     }
     residency.is_replaced = replaced > residency.absent.count_ones() / 2;
     if let Some(pagemap) = pagemap.filter(|_| residency.absent == 0) {
-        residency.is_huge = [samples / 3, samples * 2 / 3].into_iter().all(|number| pagemap.is_huge(address(number)));
+        residency.is_huge = is_huge(range, pagemap);
     }
     residency
+}
+
+/// Whether pages of a range are large ones, by two of them.
+pub fn is_huge(range: MemoryRange, pagemap: &Pagemap) -> bool {
+    [1, 2].into_iter().all(|third| pagemap.is_huge(range.address() + range.length() / 3 * third))
 }
 
 /// Whether pinning a page for writing finds it as it needs it. Not the page of zeros, nor one that is shared with a forked process or

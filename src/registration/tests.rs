@@ -588,6 +588,24 @@ fn what_providing_pages_took_is_no_measure_of_giving_them_back() {
     assert!(pinning() > Duration::ZERO);
 }
 
+/// The gate opens only for two at a time.
+#[test]
+fn pages_that_pinning_provided_are_given_back_by_several_threads() {
+    let fleet = Fleet::new(2, u64::MAX, 2);
+    let memory = pages::tests::Mapping::anonymous(64 * MIB as usize);
+    let look_at = |offset| u32::from(memory.read(offset));
+    assert_eq!((0..64 * MIB as usize).step_by(4096).map(look_at).sum::<u32>(), 0);
+    fleet.register(&[memory.range()], Parallelism::Auto).unwrap();
+    let live = fleet.registry.live();
+    assert_eq!((fleet.load.peak.load(Ordering::SeqCst), live[0].registrations().unwrap().pinning()), (1, Duration::ZERO));
+    if Pagemap::open().is_ok_and(|pagemap| populate::is_huge(memory.range(), &pagemap)) {
+        return eprintln!("skipped: the page of zeros is a large one here");
+    }
+    fleet.set_gate(2);
+    fleet.registrar.unregister(memory.range().address(), &fleet.transports).unwrap();
+    assert_eq!((fleet.live(), fleet.load.peak.load(Ordering::SeqCst)), (vec![0; 2], 2));
+}
+
 #[test]
 fn refusals_name_what_there_is_to_know() {
     let fleet = Fleet::new(1, 4 * MIB, 1);

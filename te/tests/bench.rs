@@ -123,6 +123,22 @@ fn register_publishes_alone_and_together() {
 }
 
 #[test]
+fn register_tells_what_500_gb_would_take_beside_the_report() {
+    if std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|text| text.trim() != "0") {
+        return eprintln!("skipped: io_uring is switched off here");
+    }
+    const MODEL: &[&str] = &["bench", "register", "--model", "--quick"];
+    let table = text(run(MODEL).stdout);
+    let rows = table.lines().filter(|line| line.starts_with("register, ") || line.starts_with("unregister, "));
+    assert_eq!(rows.filter(|line| line.split_whitespace().any(|word| word.parse::<f64>().is_ok())).count(), 9, "{table}");
+    assert!(table.contains("A model, not a measurement") && table.contains("Assumed: "), "{table}");
+    let report: Value = serde_json::from_slice(&run(&[MODEL, &["--json"]].concat()).stdout).unwrap();
+    assert_eq!(report["rows"][1]["report"]["naive"], json!(461.999));
+    assert!(report["rows"].as_array().unwrap().iter().all(|row| row["by_this_machine"]["ours"].as_f64().unwrap() > 0.0));
+    report["measured_ns"].as_array().unwrap().iter().for_each(|cost| assert_is_spread(&cost[1]));
+}
+
+#[test]
 fn register_gives_all_figures_as_json() {
     let report: Value = serde_json::from_slice(&run(&[REGISTER, &["--json"]].concat()).stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();

@@ -267,9 +267,10 @@ mod tests {
 
     #[test]
     fn what_changes_during_a_revival_is_looked_at_before_the_nic_is_used() {
-        let changes: [(&str, &dyn Fn(&Outage)); 2] = [
-            ("the port goes down once more", &|outage| assert!(!outage.begin(false))),
-            ("the port has another address", &|outage| assert!(outage.has_news())),
+        type Change = fn(&Outage);
+        let changes: [(&str, Change); 2] = [
+            ("the port goes down once more", |outage| assert!(!outage.begin(false))),
+            ("the port has another address", |outage| assert!(outage.has_news())),
         ];
         for (what, change) in changes {
             let outage = sound();

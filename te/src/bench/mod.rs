@@ -7,6 +7,7 @@
 #[cfg(feature = "rdma")]
 mod device;
 mod machine;
+mod model;
 mod open;
 mod perftest;
 mod pin;

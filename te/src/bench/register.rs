@@ -18,14 +18,14 @@ use super::device;
 use super::machine::{Machine, noise, time_fixed_work};
 use super::statistics::Spread;
 use super::{create_engine, memory_options, parse_size, print_report};
-use super::{pin, publish};
+use super::{model, pin, publish};
 use crate::output;
 use crate::system::{Arena, process_cpu_time};
 
 /// Arguments of `te bench register`.
 #[derive(clap::Args, Serialize)]
 pub struct Arguments {
-    /// Few figures within seconds: other defaults for --regions and --rounds.
+    /// Few figures within seconds: other defaults for --regions and --rounds, less memory for --model.
     #[arg(long)]
     quick: bool,
     /// Numbers of regions that are registered beforehand, ascending.
@@ -51,14 +51,17 @@ pub struct Arguments {
     /// Measure instead how memory is registered with several devices, which this stands for.
     #[arg(long, value_enum)]
     pin: Option<pin::Pin>,
+    /// Tell instead what 500 GB would take with 8 NICs, by what pages cost here, beside what a report says of it.
+    #[arg(long, conflicts_with = "pin")]
+    model: bool,
     #[command(flatten)]
     pinning: pin::Arguments,
     /// Register with these RDMA devices, beside the verbs alone.
     #[cfg(feature = "rdma")]
-    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "batch"])]
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "model", "batch"])]
     device: Vec<String>,
     /// Measure instead what it costs to tell a metadata server of memory: its URI, or `start` for one that is started and ended again.
-    #[arg(long, value_name = "URI|start", conflicts_with = "pin")]
+    #[arg(long, value_name = "URI|start", conflicts_with_all = ["pin", "model"])]
     metadata: Option<String>,
     #[command(flatten)]
     publishing: publish::Arguments,
@@ -99,6 +102,9 @@ struct Report<'a> {
 
 /// Runs `te bench register`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    if arguments.model {
+        return model::run(arguments.quick, arguments.json);
+    }
     if arguments.pin.is_some() {
         return pin::run(&arguments.pinning, arguments.json);
     }
