@@ -194,7 +194,7 @@ pub fn unpin(
     let deregister = move |job: usize| {
         let (held, devices, outcomes) = &*work;
         if job < threads {
-            // Waking took part of it. Sleeping would take too long by half.
+            // Waking took part of it; a sleep is not that exact.
             while begin.elapsed() < lag * job as u32 {
                 std::hint::spin_loop();
             }
