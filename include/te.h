@@ -42,7 +42,7 @@
 // the first version or above 4096 are refused. Fields named `reserved` must be zero. A NULL pointer to an
 // options struct stands for all defaults.
 //
-// Handles. An engine is a key, not an address; segments and batches are numbers. One that was destroyed,
+// Handles. Engines and pools are keys, not addresses; segments, batches and leases are numbers. One that was destroyed,
 // freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used again for something else. The
 // handle of an engine serves the functions of transfer_engine_c.h as well, and the other way round.
 //
@@ -52,8 +52,8 @@
 // Memory. The memory of a transfer must stay valid until the transfer is over, registered memory until it is
 // unregistered. Memory of the caller may be freed once te_unregister_local_memory has returned 0.
 //
-// Processes. A child made by fork() cannot use its parent's engines: calls give TE_ERR_FORKED. It may create
-// its own.
+// Processes. A child made by fork() cannot use its parent's engines and pools: calls give TE_ERR_FORKED. It may
+// create its own.
 //
 // Signals. The library installs no signal handler (but see enableGracefulShutdown), never ends the process,
 // and never writes to standard output.
@@ -111,7 +111,7 @@ typedef void (*te_log_callback)(void *user_data,
 /// No registration has that address.
 #define TE_ERR_ADDRESS_NOT_REGISTERED -3
 
-/// Work is still under way on the batch or the memory. Call again later.
+/// Work is still under way on the batch, the memory or the pool. Call again later.
 #define TE_ERR_BATCH_BUSY -4
 
 /// There is no such device.
@@ -165,7 +165,7 @@ typedef void (*te_log_callback)(void *user_data,
 /// The engine belongs to the process that this one was forked from.
 #define TE_ERR_FORKED -1006
 
-/// The engine, batch or segment was destroyed, freed, or never made.
+/// The engine, pool, lease, batch or segment was destroyed, freed, or never made.
 #define TE_ERR_INVALID_HANDLE -1007
 
 /// A limit of the process or the system was reached, such as that of open files. The text names it.
@@ -699,6 +699,192 @@ te_status te_batch_event_fd(te_engine *engine, te_batch batch, int *fd);
 ///
 /// Errors: TE_ERR_BATCH_BUSY while a request is under way; the batch stays as it is.
 te_status te_batch_free(te_engine *engine, te_batch batch);
+
+// ----------------------------------------------------------------------------------------------------
+// Pools
+//
+// A pool lends registered memory for a moment, for payloads that live too short to be worth a registration of
+// their own: copy the bytes into a lease, transfer from there, release the lease; or transfer into a lease and
+// copy them out. The memory is registered once, for transfers of its engine: peers cannot reach it. Over TCP
+// memory need not be registered at all, and there is little to gain from a pool.
+//
+//     te_pool *pool;
+//     te_pool_lease lease = {sizeof lease, TE_POOL_PUT};
+//
+//     te_pool_create(engine, NULL, &pool);
+//     te_pool_acquire(pool, length, 100, &lease);
+//     memcpy(lease.addr, payload, length);
+//
+//     te_transfer_request request = {TE_WRITE, 0, lease.addr, peer, remote_addr, length};
+//     te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0);
+//
+//     te_pool_release(pool, lease.id, TE_POOL_OVER, 0);
+//     te_pool_close(pool, 1000);
+//
+// Who waits for a lease is served in the order of arrival. Puts and gets share the memory, but a part of it is
+// kept for either: however many leases puts have, gets can go on, and the other way round. Acquiring and
+// releasing a lease take some hundred nanoseconds and no system call, unless a thread waits.
+
+/// A lease that is neither for a put nor for a get. It is taken from what is kept for neither.
+#define TE_POOL_ANY 0
+
+/// A lease for bytes that go to a peer.
+#define TE_POOL_PUT 1
+
+/// A lease for bytes that come from a peer.
+#define TE_POOL_GET 2
+
+/// All transfers that used the lease are over.
+#define TE_POOL_OVER 0
+
+/// Transfers of a batch may still use the lease, for instance after te_batch_wait has timed out.
+#define TE_POOL_UNKNOWN 1
+
+/// No bytes are kept for the direction.
+#define TE_POOL_NO_RESERVE UINT64_MAX
+
+/// A pool.
+typedef struct te_pool te_pool;
+
+/// How te_pool_create makes a pool.
+typedef struct te_pool_options {
+    /// sizeof(te_pool_options).
+    size_t struct_size;
+    /// The memory to lend out: `bytes` at `arena`, aligned to `alignment`, and not registered yet. It is the pool's
+    /// until te_pool_close has returned 0, or te_engine_destroy has returned. NULL: the pool maps memory itself, in
+    /// large pages where there are some, and unmaps it at its end.
+    void *arena;
+    /// How many bytes it lends at most at a time. 0: 64 MiB; it must be given with `arena`.
+    uint64_t bytes;
+    /// Where the memory is: "cpu:0" for a NUMA node, "*" or NULL for any. Memory that the pool maps is taken from
+    /// that node for as long as it has some. Memory of devices cannot be lent.
+    const char *location;
+    /// How many threads put and get at a time, from which the defaults below follow. 0: 4.
+    uint32_t workers;
+    /// How many leases it lends at most at a time, up to 65536. 0: 1024.
+    uint32_t most_leases;
+    /// Leases begin at multiples of it and are charged with multiples of it, in bytes: a power of two up to 4096. 0: 256.
+    uint64_t alignment;
+    /// Bytes of the largest lease. 0: `bytes` / (2 x `workers`).
+    uint64_t largest_lease;
+    /// Bytes that are kept for TE_POOL_PUT, so that gets cannot starve puts, and leases likewise in proportion. What
+    /// is left by both reserves must be as large as the largest lease. 0: `bytes` / (2 x `workers`), or less if more does not fit.
+    /// TE_POOL_NO_RESERVE: none.
+    uint64_t put_reserve;
+    /// The same for TE_POOL_GET, so that puts cannot starve gets.
+    uint64_t get_reserve;
+} te_pool_options;
+
+/// Memory that a pool has lent.
+typedef struct te_pool_lease {
+    /// sizeof(te_pool_lease).
+    size_t struct_size;
+    /// Set before te_pool_acquire: TE_POOL_PUT, TE_POOL_GET or TE_POOL_ANY.
+    uint32_t direction;
+    /// Zero.
+    uint32_t reserved;
+    /// The number to release it by. No other lease ever has it.
+    uint64_t id;
+    /// Its first byte.
+    void *addr;
+    /// Its length in bytes, as it was asked for.
+    uint64_t length;
+} te_pool_lease;
+
+/// What a pool is, has, and has done. Bytes of leases are rounded up to the alignment.
+typedef struct te_pool_statistics {
+    /// sizeof(te_pool_statistics).
+    size_t struct_size;
+    /// First byte of the memory that it lends.
+    void *arena;
+    /// Bytes of that memory, as it is registered: whole pages where the pool has mapped it.
+    uint64_t bytes;
+    /// Bytes of the pages that it has mapped; 0 for memory of the caller.
+    uint64_t page_bytes;
+    /// As in te_pool_options, with the defaults filled in; so are the next three.
+    uint64_t alignment;
+    /// Bytes of the largest lease.
+    uint64_t largest_lease;
+    /// Bytes that are kept for TE_POOL_PUT; 0: none.
+    uint64_t put_reserve;
+    /// Bytes that are kept for TE_POOL_GET; 0: none.
+    uint64_t get_reserve;
+    /// Leases that are out or quarantined.
+    uint64_t leases;
+    /// Their bytes.
+    uint64_t leased_bytes;
+    /// The most bytes that were leased at a time.
+    uint64_t most_leased_bytes;
+    /// Leases that are quarantined: released, and out of use until their batches are over.
+    uint64_t quarantined;
+    /// Threads that wait for a lease.
+    uint64_t waiting;
+    /// Bytes of the longest lease that there is room for, up to the largest lease.
+    uint64_t longest_free;
+    /// Leases that were granted.
+    uint64_t acquired;
+    /// Calls of te_pool_acquire that had to wait.
+    uint64_t waited;
+    /// Calls of te_pool_acquire that found no room within their time.
+    uint64_t refused;
+    /// Leases that were ever quarantined.
+    uint64_t ever_quarantined;
+} te_pool_statistics;
+
+/// Creates a pool and registers its memory, for transfers of this engine. Free it with te_pool_close.
+///
+/// `options` may be NULL. te_engine_destroy closes the pools of the engine, whatever they have lent: when it has
+/// returned, memory that they have mapped is gone, and calls on them give TE_ERR_INVALID_HANDLE. Errors:
+/// TE_ERR_INVALID_ARGUMENT for options that are out of range or contradict each other; TE_ERR_DEVICE_NOT_FOUND if there is no
+/// such NUMA node; TE_ERR_MEMORY if the memory cannot be mapped; else as for te_register_local_memory.
+te_status te_pool_create(te_engine *engine,
+                         const te_pool_options *options,
+                         te_pool **pool);
+
+/// Borrows `bytes` of memory, until te_pool_release. What is in it is what was there before.
+///
+/// Set `lease->struct_size` and `lease->direction` before the call. While there is no room it waits, for up to `timeout_ms`
+/// milliseconds: 0 does not wait, and a negative number waits for as long as it takes. Errors:
+/// TE_ERR_INVALID_ARGUMENT for 0 bytes, or more than the largest lease; TE_ERR_TIMEOUT if there was no room within
+/// the time, or others wait already; TE_ERR_CANCELED while the pool is being closed; TE_ERR_INVALID_HANDLE if it was closed, or its
+/// engine destroyed, also while the call was waiting.
+te_status te_pool_acquire(te_pool *pool,
+                          uint64_t bytes,
+                          int64_t timeout_ms,
+                          te_pool_lease *lease);
+
+/// Gives a lease back. The caller does not use its memory any more.
+///
+/// `outcome` is TE_POOL_OVER if no transfer uses it any more; `batch` is ignored then. With TE_POOL_UNKNOWN it is
+/// quarantined, that is, not lent again until no request of `batch`, of the pool's engine, is under way, and nothing more is to be
+/// done about it. A batch can be freed only when it is over, so with one that was freed the outcome is TE_POOL_OVER. Never
+/// waits. Errors: TE_ERR_INVALID_HANDLE if the pool has not lent `lease`, which was released already or is of another
+/// pool, or there is no such batch; nothing has changed then.
+te_status te_pool_release(te_pool *pool,
+                          uint64_t lease,
+                          uint32_t outcome,
+                          te_batch batch);
+
+/// Closes a pool: unregisters its memory, and unmaps it if the pool has mapped it.
+///
+/// Waits until all leases are released, and quarantined ones free, for up to `timeout_ms` milliseconds: 0 does not wait,
+/// and a negative number waits for as long as it takes. While it waits, calls of te_pool_acquire give
+/// TE_ERR_CANCELED, also those that were waiting. Errors: TE_ERR_BATCH_BUSY if leases are still out, or the pool
+/// is being closed by another call: it is open as before. The same if a transfer that uses its memory without
+/// a lease did not end within five seconds: then the memory takes no new transfers, and the call can be repeated.
+te_status te_pool_close(te_pool *pool,
+                        int64_t timeout_ms);
+
+/// Tells what a pool is, has, and has done. Set `statistics->struct_size` before the call.
+te_status te_pool_stats(te_pool *pool, te_pool_statistics *statistics);
+
+/// Gives the system back the memory of a pool that is not lent; it is taken anew when it is. What is lent is not
+/// touched, and calls of te_pool_acquire meanwhile may find less room than there is.
+///
+/// `bytes` receives how much was given back, and may be NULL. It is 0 where a device has registered the memory, as
+/// with RDMA, since devices keep the memory that they know; and for memory of the caller.
+te_status te_pool_trim(te_pool *pool,
+                       uint64_t *bytes);
 
 // ----------------------------------------------------------------------------------------------------
 // Notifications

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`capi`] | the only `extern "C"` functions |
 //! | [`engine`] | composition root: life cycle, transports, segments |
+//! | [`pool`] | staging buffers: memory that is registered once and lent out |
 //! | [`registration`] | registering and unregistering with every transport |
 //! | [`transfer`] | batches and tasks: completion, deadlines, cancel |
 //! | [`transport`] | how bytes move: [`transport::tcp`], [`transport::local`], `transport::rdma` (feature `rdma`) |
@@ -26,6 +27,7 @@ pub mod engine;
 pub mod error;
 pub mod handshake;
 pub mod metadata;
+pub mod pool;
 pub mod registration;
 pub mod registry;
 pub mod sys;

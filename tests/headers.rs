@@ -7,7 +7,7 @@ use std::path::Path;
 use cbindgen::{Bindings, Builder, Config};
 
 /// The sections of te.h, in the order of the header.
-const SECTIONS: [&str; 8] = ["status", "engine", "memory", "segment", "transfer", "batch", "notification", "statistics"];
+const SECTIONS: [&str; 9] = ["status", "engine", "memory", "segment", "transfer", "batch", "pool", "notification", "statistics"];
 
 /// What upstream's header defines by macros. They are visible to everything that includes it, so they stay macros.
 const MACROS: &str = "\
@@ -191,6 +191,10 @@ SIZE(te_notification, 16);
 SIZE(te_statistics, 232);
 SIZE(te_registration_cost, 64);
 SIZE(te_device_cost, 80);
+SIZE(te_pool_options, 72);
+SIZE(te_pool_lease, 40);
+AT(te_pool_lease, addr, 24);
+SIZE(te_pool_statistics, 144);
 
 int use(te_engine *engine, void *buffer, te_log_callback callback);
 int use(te_engine *engine, void *buffer, te_log_callback callback) {

@@ -53,7 +53,7 @@ pub fn call<R>(failed: impl FnOnce(&Error) -> R, body: impl FnOnce() -> Result<R
 pub fn call_engine<R>(engine: *mut c_void, failed: impl FnOnce(&Error) -> R, body: impl FnOnce(&Engine) -> Result<R>) -> R {
     call(failed, || {
         let call = handle::enter(engine as u64)?;
-        body(call.engine())
+        body(call.target())
     })
 }
 

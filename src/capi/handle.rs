@@ -1,10 +1,12 @@
-//! The table of engines: what C has in its hands is a key of it, never an address.
+//! The tables of engines and of pools: what C has in its hands is a key of one of them, never an address.
 //!
 //! A key looks like a pointer that no process can have (its upper bits are not those of an address), is drawn
 //! from a counter that never turns back, and carries the generation of its process. So a stale, foreign or
 //! made-up key is found to name nothing, and in a child of `fork()` a key of the parent is recognised without
-//! touching a lock: a child starts with an empty table of its own, because threads of the parent may have
-//! held the lock of the old one.
+//! touching a lock: a child starts with empty tables of its own, because threads of the parent may have
+//! held the locks of the old ones.
+//!
+//! What follows is said of engines; it goes for pools as well, which are destroyed by closing them, or with their engine.
 //!
 //! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the
 //! key, so that new calls find nothing; shuts the engine down, which wakes those that wait inside; and waits
@@ -21,14 +23,15 @@
 //!
 //! **Of several that destroy an engine one does**: whoever removes the key. To the others it names nothing.
 //!
-//! Locks: the table's lock is held for a look-up or a change only, never during a call. Cost of [`enter`] and
+//! Locks: a table's lock is held for a look-up or a change only, never during a call. Cost of [`enter`] and
 //! the end of a call: some six atomic operations, no system call.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
 
 #[cfg(all(test, loom))]
 use loom::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicUsize};
@@ -38,32 +41,75 @@ use std::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atomi
 use crate::capi::guard;
 use crate::engine::Engine;
 use crate::error::{Code, Error, Result};
+use crate::pool::Pool;
 use crate::sys::fork;
 
 /// Makes the engine known under a new key.
 pub fn insert(engine: Arc<Engine>) -> Key {
-    table(fork::generation()).insert(engine)
+    engines(fork::generation()).insert(engine)
 }
 
 /// Begins a call on an engine.
 pub fn enter(key: u64) -> Result<Call<Engine>> {
-    table(check(key)?).enter(key)
+    engines(ENGINE.check(key)?).enter(key)
 }
 
-/// Ends an engine and its key. Returns when no other thread is inside a call on it.
+/// Ends an engine with its pools, and their keys. Returns when no other thread is inside a call on one of them.
 pub fn destroy(key: u64) -> Result<()> {
-    table(check(key)?).destroy(key, |engine| engine.shutdown())
+    let generation = ENGINE.check(key)?;
+    let mut destroyed = std::ptr::null();
+    engines(generation).destroy(key, |engine| {
+        destroyed = engine;
+        engine.shutdown();
+    })?;
+    pools(generation).destroy_all(|pool| std::ptr::eq(pool.engine.as_ptr(), destroyed));
+    Ok(())
 }
 
 /// Marks an engine for [`take_marked`].
 pub fn mark(key: u64) -> Result<()> {
-    table(check(key)?).enter(key)?.entry.marked.store(true, Ordering::Relaxed);
+    engines(ENGINE.check(key)?).enter(key)?.entry.marked.store(true, Ordering::Relaxed);
     Ok(())
 }
 
 /// Takes all marked engines out of the table. Calls that are inside go on.
 pub fn take_marked() -> Vec<Arc<Engine>> {
-    table(fork::generation()).take_marked()
+    engines(fork::generation()).take_marked()
+}
+
+/// A pool, and the engine that it belongs to.
+pub struct EnginePool {
+    engine: Weak<Engine>,
+    /// The pool.
+    pub pool: Arc<Pool>,
+}
+
+impl EnginePool {
+    /// The engine, which is not destroyed before the call ends.
+    pub fn engine(&self) -> Result<Arc<Engine>> {
+        self.engine.upgrade().ok_or_else(|| Error::quiet(Code::InvalidHandle, "the pool's engine was destroyed"))
+    }
+}
+
+/// Makes a pool of the engine known under a new key.
+pub fn insert_pool(engine: Weak<Engine>, pool: Arc<Pool>) -> Key {
+    pools(fork::generation()).insert(Arc::new(EnginePool { engine, pool }))
+}
+
+/// Begins a call on a pool.
+pub fn enter_pool(key: u64) -> Result<Call<EnginePool>> {
+    pools(POOL.check(key)?).enter(key)
+}
+
+/// Closes a pool, and ends its key. Returns when no other thread is inside a call on it.
+pub fn close_pool(key: u64, limit: Option<Duration>) -> Result<()> {
+    let table = pools(POOL.check(key)?);
+    let call = table.enter(key)?;
+    let EnginePool { pool, .. } = call.target();
+    call.target().engine()?.close_pool(pool, limit)?;
+    // Whoever destroys the engine may have been faster.
+    table.destroy_all(|other| Arc::ptr_eq(&other.pool, pool));
+    Ok(())
 }
 
 /// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to
@@ -74,13 +120,19 @@ pub fn transport_key(protocol: &str) -> *mut c_void {
     ((TRANSPORT_TAG << 56) | (hash >> 8)) as *mut c_void
 }
 
-/// The upper byte of keys. On no machine do addresses of a process begin with anything but 0.
-const ENGINE_TAG: u64 = 0x7e;
+/// What keys stand for. The tag is their upper byte: on no machine do addresses of a process begin with anything but 0.
+struct Kind {
+    tag: u64,
+    name: &'static str,
+}
+
+const ENGINE: Kind = Kind { tag: 0x7e, name: "engine" };
+const POOL: Kind = Kind { tag: 0x5e, name: "pool" };
 const TRANSPORT_TAG: u64 = 0x6e;
 /// The lower part of keys: the number.
 const NUMBER_BITS: u32 = 40;
 
-/// What C has instead of an engine: tag (8 bits), generation of the process that made it (16), number (40).
+/// What C has instead of an engine or a pool: tag (8 bits), generation of the process that made it (16), number (40).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64);
 
@@ -91,43 +143,58 @@ impl Key {
     }
 }
 
-/// The generation of this process, if the key may be one of its table.
-fn check(key: u64) -> Result<u32> {
-    if key == 0 {
-        return Err(guard::invalid("engine is NULL"));
-    }
-    let generation = fork::generation();
-    let maker = (key >> NUMBER_BITS) as u16;
-    match key >> 56 == ENGINE_TAG && (1..generation).contains(&u32::from(maker)) {
-        // Not logged: a thread of the parent may have held a lock of the log.
-        true => Err(Error::quiet(
-            Code::Forked,
-            format!("engine {key:#x} belongs to the process that this one was forked from; create one here"),
-        )),
-        false => Ok(generation),
+impl Kind {
+    /// The generation of this process, if the key may be one of its table.
+    fn check(&self, key: u64) -> Result<u32> {
+        let name = self.name;
+        if key == 0 {
+            return Err(guard::invalid(format!("{name} is NULL")));
+        }
+        let generation = fork::generation();
+        let maker = (key >> NUMBER_BITS) as u16;
+        match key >> 56 == self.tag && (1..generation).contains(&u32::from(maker)) {
+            // Not logged: a thread of the parent may have held a lock of the log.
+            true => Err(Error::quiet(
+                Code::Forked,
+                format!("{name} {key:#x} belongs to the process that this one was forked from; create one here"),
+            )),
+            false => Ok(generation),
+        }
     }
 }
 
-/// The table of this process, which has that generation.
-fn table(generation: u32) -> &'static Table<Engine> {
+/// The engines of this process, which has that generation.
+fn engines(generation: u32) -> &'static Table<Engine> {
     static TABLE: AtomicPtr<Table<Engine>> = AtomicPtr::new(std::ptr::null_mut());
+    current(&TABLE, &ENGINE, generation)
+}
+
+/// The pools of this process, which has that generation.
+fn pools(generation: u32) -> &'static Table<EnginePool> {
+    static TABLE: AtomicPtr<Table<EnginePool>> = AtomicPtr::new(std::ptr::null_mut());
+    current(&TABLE, &POOL, generation)
+}
+
+/// The table of that generation: the one at hand, or a new one.
+fn current<T>(place: &'static AtomicPtr<Table<T>>, kind: &'static Kind, generation: u32) -> &'static Table<T> {
     loop {
-        let current = TABLE.load(Ordering::Acquire);
+        let current = place.load(Ordering::Acquire);
         // SAFETY: tables are never freed. That of a parent is left alone, since its engines have threads that do not exist here.
         match unsafe { current.as_ref() } {
             Some(table) if table.generation == generation => return table,
             _ => {}
         }
-        let new = Box::into_raw(Box::new(Table::new(generation)));
-        if TABLE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        let new = Box::into_raw(Box::new(Table::new(kind, generation)));
+        if place.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: no other thread has seen it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
-/// Entries by key. It is generic for the sake of its tests alone.
+/// Entries by key.
 struct Table<T> {
+    kind: &'static Kind,
     generation: u32,
     entries: RwLock<Entries<T>>,
 }
@@ -141,8 +208,8 @@ struct Entry<T> {
 }
 
 impl<T> Table<T> {
-    fn new(generation: u32) -> Table<T> {
-        Table { generation, entries: RwLock::new(BTreeMap::new()) }
+    fn new(kind: &'static Kind, generation: u32) -> Table<T> {
+        Table { kind, generation, entries: RwLock::new(BTreeMap::new()) }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Entries<T>> {
@@ -154,10 +221,10 @@ impl<T> Table<T> {
     }
 
     fn insert(&self, target: Arc<T>) -> Key {
-        /// Drawn in all tables of a process and its children, so that no number ever means two engines.
+        /// Drawn in all tables of a process and its children, so that no number ever means two things.
         static DRAWN: AtomicU64 = AtomicU64::new(0);
         let number = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
-        let key = (ENGINE_TAG << 56) | (u64::from(self.generation as u16) << NUMBER_BITS) | (number & ((1 << NUMBER_BITS) - 1));
+        let key = (self.kind.tag << 56) | (u64::from(self.generation as u16) << NUMBER_BITS) | (number & ((1 << NUMBER_BITS) - 1));
         let entry = Entry { target, gate: Gate::default(), marked: AtomicBool::new(false) };
         self.write().insert(key, Arc::new(entry));
         Key(key)
@@ -167,17 +234,33 @@ impl<T> Table<T> {
         let entry = self.read().get(&key).cloned();
         match entry {
             Some(entry) if entry.gate.enter() => Ok(Call::new(entry)),
-            _ => Err(nothing(key)),
+            _ => Err(self.nothing(key)),
         }
     }
 
     fn destroy(&self, key: u64, shut_down: impl FnOnce(&T)) -> Result<()> {
         let removed = self.write().remove(&key);
-        let entry = removed.ok_or_else(|| nothing(key))?;
+        let entry = removed.ok_or_else(|| self.nothing(key))?;
         entry.gate.close();
         shut_down(&entry.target);
         entry.gate.wait(calls_of_this_thread(&entry));
         Ok(())
+    }
+
+    /// Ends all entries of which that is true, and which have been shut down.
+    fn destroy_all(&self, is_meant: impl Fn(&T) -> bool) {
+        let mut removed = Vec::new();
+        self.write().retain(|_, entry| {
+            let is_meant = is_meant(&entry.target);
+            if is_meant {
+                removed.push(entry.clone());
+            }
+            !is_meant
+        });
+        for entry in removed {
+            entry.gate.close();
+            entry.gate.wait(calls_of_this_thread(&entry));
+        }
     }
 
     fn take_marked(&self) -> Vec<Arc<T>> {
@@ -191,10 +274,10 @@ impl<T> Table<T> {
         });
         taken
     }
-}
 
-fn nothing(key: u64) -> Error {
-    Error::new(Code::InvalidHandle, format!("{key:#x} is no engine; it was destroyed or never created"))
+    fn nothing(&self, key: u64) -> Error {
+        Error::new(Code::InvalidHandle, format!("{key:#x} is no {}; it was destroyed or never created", self.kind.name))
+    }
 }
 
 #[cfg(not(all(test, loom)))]
@@ -212,7 +295,7 @@ fn calls_of_this_thread<T>(entry: &Arc<Entry<T>>) -> usize {
     CALLS.try_with(|calls| calls.borrow().iter().filter(|call| **call == address).count()).unwrap_or(0)
 }
 
-/// A call that is inside an engine. It ends when this is dropped, on the thread that began it.
+/// A call that is inside an engine or a pool. It ends when this is dropped, on the thread that began it.
 pub struct Call<T> {
     entry: Arc<Entry<T>>,
 }
@@ -223,8 +306,8 @@ impl<T> Call<T> {
         Call { entry }
     }
 
-    /// The engine.
-    pub fn engine(&self) -> &T {
+    /// What the call is on.
+    pub fn target(&self) -> &T {
         &self.entry.target
     }
 }
@@ -286,7 +369,7 @@ mod tests {
     use crate::sys::fork::tests::fork_and_run;
 
     fn new_table() -> Table<&'static str> {
-        Table::new(fork::generation())
+        Table::new(&ENGINE, fork::generation())
     }
 
     fn code<T>(result: Result<T>) -> Option<Code> {
@@ -297,15 +380,15 @@ mod tests {
     fn a_key_finds_its_engine_until_it_is_destroyed_and_never_again() {
         let table = new_table();
         let (first, second) = (table.insert(Arc::new("first")), table.insert(Arc::new("second")));
-        assert_eq!(*table.enter(first.0).unwrap().engine(), "first");
-        assert_eq!(*table.enter(second.0).unwrap().engine(), "second");
+        assert_eq!(*table.enter(first.0).unwrap().target(), "first");
+        assert_eq!(*table.enter(second.0).unwrap().target(), "second");
         table.destroy(first.0, |_| ()).unwrap();
         assert_eq!(code(table.enter(first.0)), Some(Code::InvalidHandle));
         assert_eq!(code(table.destroy(first.0, |_| panic!("shut down twice"))), Some(Code::InvalidHandle));
         let third = table.insert(Arc::new("third"));
         assert_ne!(third, first);
         assert_eq!(code(table.enter(first.0)), Some(Code::InvalidHandle));
-        assert_eq!(*table.enter(second.0).unwrap().engine(), "second");
+        assert_eq!(*table.enter(second.0).unwrap().target(), "second");
     }
 
     #[test]
@@ -313,11 +396,11 @@ mod tests {
         let table = new_table();
         let key = table.insert(Arc::new("engine"));
         let stack = 0u64;
-        for garbage in [1, u64::MAX, (&raw const stack) as u64, ENGINE_TAG << 56, key.0 + 1, key.0 ^ 1 << NUMBER_BITS] {
+        for garbage in [1, u64::MAX, (&raw const stack) as u64, ENGINE.tag << 56, key.0 + 1, key.0 ^ 1 << NUMBER_BITS] {
             assert_eq!(code(table.enter(garbage)), Some(Code::InvalidHandle), "{garbage:#x}");
             assert_eq!(code(enter(garbage)), Some(Code::InvalidHandle), "{garbage:#x}");
         }
-        assert_eq!(code(check(0)), Some(Code::InvalidArgument));
+        assert_eq!(code(ENGINE.check(0)), Some(Code::InvalidArgument));
         assert_eq!(code(enter(key.0)).unwrap(), Code::InvalidHandle, "a key of another table");
     }
 
@@ -361,7 +444,7 @@ mod tests {
         let outer = table.enter(key.0).unwrap();
         let inner = table.enter(key.0).unwrap();
         table.destroy(key.0, |_| ()).unwrap();
-        assert_eq!(*inner.engine(), "engine", "the call that is inside keeps it alive");
+        assert_eq!(*inner.target(), "engine", "the call that is inside keeps it alive");
         drop(inner);
         drop(outer);
     }
@@ -375,7 +458,7 @@ mod tests {
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| {
-                        let found = table.enter(key.0).map(|call| assert_eq!(*call.engine(), "engine"));
+                        let found = table.enter(key.0).map(|call| assert_eq!(*call.target(), "engine"));
                         assert!(matches!(code(found), None | Some(Code::InvalidHandle)));
                         let destroyed = table.destroy(key.0, |_| {
                             done.fetch_add(1, Ordering::SeqCst);
@@ -407,15 +490,15 @@ mod tests {
         // As if a thread of the parent were in the middle of a change.
         let lock = here.write();
         let exit = fork_and_run(|| {
-            if code(check(key.0)) != Some(Code::Forked) || code(destroy(key.0)) != Some(Code::Forked) {
+            if code(ENGINE.check(key.0)) != Some(Code::Forked) || code(destroy(key.0)) != Some(Code::Forked) {
                 return 1;
             }
             let child = new_table();
             let own = child.insert(Arc::new("child"));
-            if own == key || code(check(own.0)).is_some() {
+            if own == key || code(ENGINE.check(own.0)).is_some() {
                 return 2;
             }
-            if child.enter(own.0).map(|call| *call.engine()).ok() == Some("child") { 42 } else { 3 }
+            if child.enter(own.0).map(|call| *call.target()).ok() == Some("child") { 42 } else { 3 }
         });
         drop(lock);
         assert_eq!(exit, 42);
@@ -480,14 +563,14 @@ mod loom_tests {
     #[test]
     fn destroying_waits_for_two_calls_or_refuses_them() {
         model(|| {
-            let table = Arc::new(Table::new(1));
+            let table = Arc::new(Table::new(&ENGINE, 1));
             let target = Target::new(1);
             let key = table.insert(target.clone()).0;
             let callers: Vec<_> = (0..2)
                 .map(|_| {
                     let table = table.clone();
                     thread::spawn(move || match table.enter(key) {
-                        Ok(call) => call.engine().work(),
+                        Ok(call) => call.target().work(),
                         other => assert!(refused(&other)),
                     })
                 })
@@ -502,14 +585,14 @@ mod loom_tests {
     #[test]
     fn destroying_wakes_a_call_that_waits_inside_and_waits_for_it() {
         model(|| {
-            let table = Arc::new(Table::new(1));
+            let table = Arc::new(Table::new(&ENGINE, 1));
             let target = Target::new(1);
             let key = table.insert(target.clone()).0;
             let caller = {
                 let table = table.clone();
                 thread::spawn(move || {
                     if let Ok(call) = table.enter(key) {
-                        call.engine().wait();
+                        call.target().wait();
                     }
                 })
             };
@@ -522,7 +605,7 @@ mod loom_tests {
     #[test]
     fn of_two_that_destroy_one_does_also_from_inside_a_call() {
         model(|| {
-            let table = Arc::new(Table::new(1));
+            let table = Arc::new(Table::new(&ENGINE, 1));
             let target = Target::new(1);
             let key = table.insert(target.clone()).0;
             let other = {
@@ -551,14 +634,14 @@ mod loom_tests {
     #[test]
     fn a_stale_key_never_meets_a_new_engine() {
         model(|| {
-            let table = Arc::new(Table::new(1));
+            let table = Arc::new(Table::new(&ENGINE, 1));
             let key = table.insert(Target::new(1)).0;
             let stale = {
                 let table = table.clone();
                 thread::spawn(move || {
                     for _ in 0..2 {
                         match table.enter(key) {
-                            Ok(call) => assert_eq!(call.engine().number, 1),
+                            Ok(call) => assert_eq!(call.target().number, 1),
                             other => assert!(refused(&other)),
                         }
                     }
@@ -566,7 +649,7 @@ mod loom_tests {
             };
             table.destroy(key, Target::shut_down).unwrap();
             let new = table.insert(Target::new(2)).0;
-            assert_eq!(table.enter(new).unwrap().engine().number, 2);
+            assert_eq!(table.enter(new).unwrap().target().number, 2);
             stale.join().unwrap();
         });
     }

@@ -7,7 +7,8 @@
 //!
 //! Who locks what: `transports` is read by registrations and submissions and written by [`Engine::install_transport`], which holds
 //! it throughout: it excludes registering and unregistering, so a new transport learns of every region exactly once. Memory is published
-//! after the lock is released, since a metadata server may take seconds. Everything else has its locks in the rooms.
+//! after the lock is released, since a metadata server may take seconds. `pools` is locked for moments. Everything else has its locks in the
+//! rooms.
 //!
 //! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one with a metadata
 //! server, one more each if `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and
@@ -42,6 +43,7 @@ use crate::handshake::address::{HostPort, find_local_address};
 use crate::handshake::{Client, Listener, Notification, Server};
 use crate::metadata::store::{self, Store};
 use crate::metadata::{SegmentDescriptor, SegmentHeader};
+use crate::pool::{Pool, PoolOptions};
 use crate::registration::Registrar;
 use crate::registry::{Region, RegionOptions, RegistrationCost, Registry};
 use crate::sys::background::Background;
@@ -150,6 +152,7 @@ pub struct Engine {
     transports: RwLock<Vec<Arc<dyn Transport>>>,
     watchers: Arc<Watchers>,
     batches: BatchTable,
+    pools: Mutex<Vec<Arc<Pool>>>,
     topology: Mutex<Topology>,
     server: Server,
     background: Background,
@@ -225,6 +228,7 @@ impl Engine {
             transports: RwLock::default(),
             watchers: Arc::default(),
             batches: BatchTable::default(),
+            pools: Mutex::default(),
             topology: Mutex::default(),
             server,
             background: Background::new("te-notify"),
@@ -266,6 +270,11 @@ impl Engine {
             self.periodic.lock().push(Periodic::start("te-metric", interval, self.this.clone(), report)?);
         }
         Ok(())
+    }
+
+    /// A reference that does not keep the engine alive.
+    pub fn downgrade(&self) -> Weak<Engine> {
+        self.this.clone()
     }
 
     /// What the environment said when the engine was made.
@@ -702,6 +711,60 @@ impl Engine {
         Ok((0..requests.len()).filter_map(|task| batch.task_status(task)).collect())
     }
 
+    /// Makes a pool of staging buffers and registers its arena, once, for transfers of this engine alone.
+    ///
+    /// Errors: those of [`Pool::new`], and of [`Engine::register`]; then nothing is left of it.
+    pub fn create_pool(&self, options: &PoolOptions) -> Result<Arc<Pool>> {
+        self.check_open()?;
+        let pool = Arc::new(Pool::new(options)?);
+        self.register(
+            pool.arena(),
+            &MemoryOptions {
+                location: pool.location().clone(),
+                remote_accessible: false,
+                counted: false,
+                parallelism: None,
+                // Peers have no use for it.
+                publish: false,
+            },
+        )?;
+        let mut pools = self.pools.lock();
+        // Under the lock: whoever shuts the engine down finds the pool, or is seen here, and then nothing moves.
+        self.check_open()?;
+        pools.push(pool.clone());
+        Ok(pool)
+    }
+
+    /// Closes a pool of this engine when all its leases are back, waiting for up to `limit` (`None`: for as long as it takes), and unregisters
+    /// its arena, which may take five seconds more if a transfer uses it without a lease.
+    ///
+    /// Errors: BatchBusy if a lease is out or quarantined, or a transfer does not end: the pool stays; InvalidHandle if it is closed.
+    pub fn close_pool(&self, pool: &Arc<Pool>, limit: Option<Duration>) -> Result<()> {
+        pool.close(limit)?;
+        match self.unregister(pool.arena().address()) {
+            Err(error) if error.code() == Code::BatchBusy => {
+                pool.reopen();
+                return Err(error);
+            }
+            // The engine is being destroyed, and gives the arena up when no byte moves.
+            Err(error) if error.code() == Code::Canceled => {}
+            // It is unregistered, whoever did it, and also if a metadata server could not be told.
+            _ => self.pools.lock().retain(|other| !Arc::ptr_eq(other, pool)),
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel back the free memory of a pool of this engine. How many bytes that were: none where devices have registered it, since
+    /// they keep what they know.
+    pub fn trim_pool(&self, pool: &Pool) -> u64 {
+        // Held: no device comes meanwhile.
+        let transports = self.transports.read();
+        match transports.iter().all(|transport| transport.devices().is_empty()) {
+            true => pool.trim(),
+            false => 0,
+        }
+    }
+
     /// Sends a message to the engine of an opened segment and waits for its reply. The own segment works, too.
     ///
     /// Errors: InvalidArgument (unknown segment), Dns, Socket, MalformedJson, Metadata (refused).
@@ -774,6 +837,8 @@ impl Engine {
         for transport in transports {
             transport.shutdown(reason.clone());
         }
+        // No byte moves any more. Their arenas go with their last users.
+        std::mem::take(&mut *self.pools.lock()).iter().for_each(|pool| pool.invalidate());
         // Nobody is to wait for a server in it.
         self.presence.iter().for_each(Presence::close);
         self.background.close();

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::pool::{Direction, Outcome};
 use crate::transfer::State;
 use crate::transport::Opcode;
 
@@ -422,4 +423,51 @@ fn one_more_registration_encodes_one_block_whatever_is_registered() {
     let buffers = initiator.segment_buffers(segment).unwrap();
     assert_eq!(buffers.len(), 20_000);
     assert!(buffers.windows(2).all(|pair| pair[0].address < pair[1].address));
+}
+
+#[test]
+fn a_pool_registers_once_and_leases_nothing() {
+    let engine = engine(&Config::default());
+    let pool = engine.create_pool(&PoolOptions { bytes: Some(1 << 20), ..Default::default() }).unwrap();
+    assert_eq!(engine.regions().len(), 1);
+    assert!(!engine.regions()[0].remote_accessible);
+    for _ in 0..1000 {
+        let lease = pool.acquire(Direction::Put, 4096, Some(Duration::ZERO)).unwrap();
+        pool.release(lease.id, Outcome::Over).unwrap();
+    }
+    assert_eq!(engine.counters().regions_registered.get(), 1);
+    engine.close_pool(&pool, Some(Duration::ZERO)).unwrap();
+    assert_eq!((engine.region_count(), engine.counters().regions_unregistered.get()), (0, 1));
+    assert_eq!(engine.close_pool(&pool, None).unwrap_err().code(), Code::InvalidHandle);
+}
+
+#[test]
+fn a_pool_whose_arena_cannot_be_registered_leaves_nothing_behind() {
+    let engine = engine(&Config::default());
+    let memory = Memory::new(1 << 20);
+    let arena = memory.range(memory.0.as_ptr().align_offset(4096), 1 << 19);
+    engine.register(memory.range(0, memory.0.len()), &options()).unwrap();
+    let on_it = PoolOptions { arena: Some(arena), ..Default::default() };
+    assert_eq!(engine.create_pool(&on_it).err().unwrap().code(), Code::AddressOverlapped);
+    engine.unregister(memory.address()).unwrap();
+    let pool = engine.create_pool(&on_it).unwrap();
+    assert_eq!(pool.arena(), arena);
+    engine.close_pool(&pool, None).unwrap();
+}
+
+#[test]
+fn an_engine_that_shuts_down_closes_its_pools_whatever_is_out() {
+    let engine = engine(&Config::default());
+    let pool = engine.create_pool(&PoolOptions { bytes: Some(1 << 20), ..Default::default() }).unwrap();
+    let lease = pool.acquire(Direction::Get, 1, None).unwrap();
+    let arena = pool.arena().address();
+    assert_eq!(engine.close_pool(&pool, Some(Duration::ZERO)).unwrap_err().code(), Code::BatchBusy);
+    engine.shutdown();
+    for outcome in
+        [pool.release(lease.id, Outcome::Over), pool.acquire(Direction::Get, 1, None).map(drop), engine.close_pool(&pool, None)]
+    {
+        assert_eq!(outcome.unwrap_err().code(), Code::InvalidHandle);
+    }
+    assert!(crate::sys::pages::is_in_memory(arena).is_ok(), "mapped while somebody has the pool");
+    assert_eq!(engine.create_pool(&PoolOptions::default()).err().unwrap().code(), Code::Canceled);
 }

@@ -4,6 +4,7 @@
 //! This is one of the few rooms that may hold `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod arena;
 pub mod background;
 pub mod clock;
 pub mod epoll;

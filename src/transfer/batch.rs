@@ -76,6 +76,17 @@ struct Shared {
     bytes: AtomicU64,
     cancelled: AtomicBool,
     event: OnceLock<(EventFd, Watch)>,
+    /// What is to be done when no task is unfinished.
+    actions: Mutex<Vec<Action>>,
+}
+
+type Action = Box<dyn FnOnce() + Send>;
+
+impl Shared {
+    fn act(&self) {
+        let actions = std::mem::take(&mut *self.actions.lock());
+        actions.into_iter().for_each(|action| action());
+    }
 }
 
 /// Somebody waits otherwise than by polling, as long as this lives.
@@ -201,8 +212,11 @@ impl Submission {
         store(state as u8 | UNCOUNTED);
         let is_announced = self.shared.progress.end_tasks(indices.len());
         store(state as u8);
-        if is_announced && let Some((event, _)) = self.shared.event.get() {
-            event.signal();
+        if is_announced {
+            if let Some((event, _)) = self.shared.event.get() {
+                event.signal();
+            }
+            self.shared.act();
         }
     }
 
@@ -249,6 +263,7 @@ impl Batch {
             bytes: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
             event: OnceLock::new(),
+            actions: Mutex::default(),
         });
         Arc::new(Batch { id, capacity, shared, submissions: RwLock::default() })
     }
@@ -271,6 +286,16 @@ impl Batch {
     /// Whether no task is running: the batch can be freed.
     pub fn is_finished(&self) -> bool {
         self.shared.progress.is_finished()
+    }
+
+    /// Has `action` called once, as soon as no task is running: now, or by the thread that ends the last one. It must not block for long.
+    pub fn when_finished(&self, action: impl FnOnce() + Send + 'static) {
+        // First the action, then the announcement, then the look: whoever ends the last task sees the announcement, or is seen here.
+        self.shared.actions.lock().push(Box::new(action));
+        self.shared.progress.announce();
+        if self.is_finished() {
+            self.shared.act();
+        }
     }
 
     /// Adds tasks, all waiting. The message, if any, goes to its segment when the batch has completed.
@@ -588,6 +613,30 @@ pub(super) mod tests {
         bench.submit(&[0], None).unwrap();
         assert_eq!(bench.states(), [State::Completed]);
         assert!(bench.batch.wait(Some(Duration::ZERO)));
+    }
+
+    #[test]
+    fn what_is_to_be_done_at_the_end_is_done_once_and_not_before() {
+        let bench = Bench::new(4);
+        let done = Arc::new(AtomicUsize::new(0));
+        let action = || {
+            let done = done.clone();
+            move || {
+                done.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        bench.batch.when_finished(action());
+        assert_eq!(done.load(Ordering::SeqCst), 1, "nothing runs");
+        bench.submit(&[1, 2], None).unwrap();
+        bench.batch.when_finished(action());
+        bench.batch.when_finished(action());
+        bench.end(0, Ok(()));
+        assert_eq!(done.load(Ordering::SeqCst), 1, "one still runs");
+        bench.end(0, Err(Error::quiet(Code::Socket, "gone")));
+        assert_eq!(done.load(Ordering::SeqCst), 3);
+        bench.submit(&[1], None).unwrap();
+        bench.end(0, Ok(()));
+        assert_eq!(done.load(Ordering::SeqCst), 3);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub const TE_ERR_INVALID_ARGUMENT: te_status = -1;
 pub const TE_ERR_TOO_MANY_REQUESTS: te_status = -2;
 /// No registration has that address.
 pub const TE_ERR_ADDRESS_NOT_REGISTERED: te_status = -3;
-/// Work is still under way on the batch or the memory. Call again later.
+/// Work is still under way on the batch, the memory or the pool. Call again later.
 pub const TE_ERR_BATCH_BUSY: te_status = -4;
 /// There is no such device.
 pub const TE_ERR_DEVICE_NOT_FOUND: te_status = -6;
@@ -56,7 +56,7 @@ pub const TE_ERR_INTERNAL: te_status = -1004;
 pub const TE_ERR_FAULT: te_status = -1005;
 /// The engine belongs to the process that this one was forked from.
 pub const TE_ERR_FORKED: te_status = -1006;
-/// The engine, batch or segment was destroyed, freed, or never made.
+/// The engine, pool, lease, batch or segment was destroyed, freed, or never made.
 pub const TE_ERR_INVALID_HANDLE: te_status = -1007;
 /// A limit of the process or the system was reached, such as that of open files. The text names it.
 pub const TE_ERR_LIMIT: te_status = -1008;
