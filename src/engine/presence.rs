@@ -91,9 +91,10 @@ impl Presence {
     }
 
     /// Returns when a write of the descriptor that began after this call has ended, with its outcome; a descriptor that the server has
-    /// already is not written. Errors: Metadata; Canceled when the engine is destroyed meanwhile.
+    /// already is not written. Waiting for another's write and writing end within five seconds together.
+    /// Errors: Metadata; Canceled when the engine is destroyed meanwhile.
     pub fn publish(&self) -> Result<()> {
-        self.publisher.publish(|| self.write_present())
+        store::bounded(|| self.publisher.publish(|| self.write_present()))
     }
 
     /// How many wait for a write that has not begun.
