@@ -7,7 +7,8 @@
 //!
 //! An error that is kept with a task (its own, a deadline, a cancel) dooms its other spans: they end where they are next looked at.
 //!
-//! A task that ends well has had each of its bytes in exactly one completion that says success. Builds with debug assertions count them.
+//! A task that ends well has had each of its bytes in exactly one completion that says success. Builds with debug assertions count them,
+//! and let a task of which that is not so fail.
 //!
 //! Memory: 36 bytes a task, 48 a span.
 
@@ -112,11 +113,11 @@ impl Group {
     /// A span of each of the tasks has been moved.
     pub fn end_moved(&self, mut tasks: Vec<u32>) {
         tasks.retain(|task| self.end_span(*task));
+        #[cfg(debug_assertions)]
+        tasks.iter().for_each(|task| self.check_moved(*task));
         if self.is_troubled() {
             return tasks.into_iter().for_each(|task| self.finish(task));
         }
-        #[cfg(debug_assertions)]
-        tasks.iter().for_each(|task| self.check_moved(*task));
         tasks.iter_mut().for_each(|task| *task = self.pieces[*task as usize].index);
         self.completion.complete(&tasks);
     }
@@ -130,18 +131,16 @@ impl Group {
 
     fn finish(&self, task: u32) {
         let outcome = self.error(task).map_or(Ok(()), Err);
-        #[cfg(debug_assertions)]
-        if outcome.is_ok() {
-            self.check_moved(task);
-        }
         self.completion.finish(self.pieces[task as usize].index, outcome);
     }
 
-    /// The task, whose last span was that, is to end well.
+    /// The task's last span has ended: without an error, all was moved. A thread of a NIC that panics would leave others waiting.
     #[cfg(debug_assertions)]
     fn check_moved(&self, task: u32) {
         let (moved, length) = (self.tasks[task as usize].moved.load(Ordering::Relaxed), self.pieces[task as usize].local.length());
-        assert_eq!(moved, length, "bytes moved of task {task}, and its length");
+        if moved != length && self.error(task).is_none() {
+            self.doom(task, Error::new(Code::Internal, format!("a task of {length} bytes ended when {moved} had been moved")));
+        }
     }
 
     fn doom(&self, task: u32, error: Error) {
