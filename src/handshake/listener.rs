@@ -1,7 +1,8 @@
 //! Ports to listen on.
 //!
 //! A port is drawn by binding: the socket that got it is the one that listens later, so no other process can take it in between.
-//! Until then peers are refused by the kernel.
+//! Until then peers are refused by the kernel. Ports on which connections of an earlier process are not quite over are drawn last: whoever
+//! dies and starts again with a range of few ports finds no others.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -78,12 +79,23 @@ fn backlog(config: &Config) -> i32 {
 fn draw(config: &Config, ipv6: bool) -> io::Result<(Socket, u16)> {
     let mut ports: Vec<u16> = (config.min_rpc_port..=config.max_rpc_port).collect();
     let mut last_error = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for attempt in 0..ATTEMPTS.min(ports.len()) {
-        let drawn = attempt + random() as usize % (ports.len() - attempt);
-        ports.swap(attempt, drawn);
-        match bind(ipv6, ports[attempt], false) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied) => last_error = error,
-            bound => return bound,
+    for reuse_address in [false, true] {
+        for attempt in 0..ATTEMPTS.min(ports.len()) {
+            let drawn = attempt + random() as usize % (ports.len() - attempt);
+            ports.swap(attempt, drawn);
+            let bound = bind(ipv6, ports[attempt], reuse_address).and_then(|(socket, port)| {
+                // Until one listens, several can be bound that reuse an address.
+                if reuse_address {
+                    socket.listen(1)?;
+                }
+                Ok((socket, port))
+            });
+            match bound {
+                Err(error) if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied) => {
+                    last_error = error
+                }
+                bound => return bound,
+            }
         }
     }
     Err(last_error)
@@ -191,6 +203,24 @@ mod tests {
         assert_eq!(error.code(), Code::Socket);
         assert!(error.message().contains(&port.to_string()), "{error}");
         drop(holder);
+    }
+
+    #[test]
+    fn a_port_whose_connections_are_not_quite_over_is_drawn_when_there_is_no_other() {
+        let listening = Listener::bind(&Config::default(), 0).unwrap().into_std().unwrap();
+        let port = listening.local_addr().unwrap().port();
+        let config = config(port, port);
+        assert_eq!(Listener::draw(&config).unwrap_err().code(), Code::Socket, "somebody listens");
+        let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        // The side that closes first keeps the port for a minute.
+        drop(listening.accept().unwrap());
+        drop(client);
+        drop(listening);
+        assert_eq!(bind(false, port, false).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let drawn = Listener::draw(&config).unwrap();
+        assert_eq!(drawn.port(), port);
+        assert_eq!(Listener::draw(&config).unwrap_err().code(), Code::Socket, "it is taken");
+        drawn.into_std().unwrap();
     }
 
     #[test]
