@@ -219,7 +219,7 @@ typedef struct te_engine_options {
     /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
     /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     const char *server_name;
-    /// The transport to install: "tcp" (also if NULL), or "" for none yet.
+    /// The transport to install: "tcp" (also if NULL), "rdma", or "" for none yet.
     const char *transport;
     /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
     /// for it.
@@ -254,10 +254,12 @@ te_status te_engine_address(te_engine *engine,
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
 ///
-/// `protocol` is "tcp". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
+/// `protocol` is "tcp" or "rdma". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
 /// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
 /// protocols that this build lacks.
-te_status te_install_transport(te_engine *engine, const char *protocol, const char *topology);
+te_status te_install_transport(te_engine *engine,
+                               const char *protocol,
+                               const char *topology);
 
 // ----------------------------------------------------------------------------------------------------
 // Memory
@@ -396,7 +398,7 @@ te_status te_register_local_memory(te_engine *engine,
 /// what is mapped at a registered address later is open to peers as well. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
 /// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
 /// can be repeated; TE_ERR_METADATA if the metadata server could not be told, though the memory is released: that
-/// is tried again in the background.
+/// is tried again in the background; TE_ERR_INVALID_ARGUMENT for the arena of a pool, which te_pool_close unregisters.
 te_status te_unregister_local_memory(te_engine *engine,
                                      void *addr);
 
@@ -819,7 +821,7 @@ typedef struct te_pool_statistics {
     uint64_t quarantined;
     /// Threads that wait for a lease.
     uint64_t waiting;
-    /// Bytes of the longest lease that there is room for, up to the largest lease.
+    /// Bytes of the longest lease that there is room for in some direction, up to the largest lease.
     uint64_t longest_free;
     /// Leases that were granted.
     uint64_t acquired;
@@ -881,8 +883,9 @@ te_status te_pool_stats(te_pool *pool, te_pool_statistics *statistics);
 /// Gives the system back the memory of a pool that is not lent; it is taken anew when it is. What is lent is not
 /// touched, and calls of te_pool_acquire meanwhile may find less room than there is.
 ///
-/// `bytes` receives how much was given back, and may be NULL. It is 0 where a device has registered the memory, as
-/// with RDMA, since devices keep the memory that they know; and for memory of the caller.
+/// `bytes` receives how much is not lent and was given back, whether it took memory or had not been used yet; it may
+/// be NULL. It is 0 where a device has registered the memory, as with RDMA, since devices keep the memory that they
+/// know; and for memory of the caller.
 te_status te_pool_trim(te_pool *pool,
                        uint64_t *bytes);
 

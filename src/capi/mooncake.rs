@@ -12,7 +12,8 @@
 //! those below -1000, which te.h lists. Functions about batches (submitTransfer, submitTransferWithNotify,
 //! getTransferStatus, freeBatchID) and getNicLoadStats return 0 or a positive number: 1 invalid argument or
 //! batch, 2 batch full, 3 address not registered, 4 busy, 8 transport not installed, 202 other.
-//! te_last_error() of te.h gives the text of a thread's last failure in either form.
+//! te_last_error() of te.h gives the text of a thread's last failure in either form; why a request ended as
+//! failed, te_batch_task_error() tells.
 //!
 //! Texts are read during the call only. A NULL text where one is needed is an error, as is a name that is not
 //! UTF-8; in locations and notifications, what is not UTF-8 is replaced by U+FFFD. An engine that was
@@ -264,7 +265,7 @@ pub unsafe extern "C" fn getLocalIpAndPort(engine: transfer_engine_t, buf_out: *
 /// and the engine is as it was before; te_last_error() of te.h says why. A transport that is installed
 /// already is returned as it is.
 ///
-/// proto is "tcp". args may be NULL; else its first element is a NIC priority matrix in JSON, or NULL.
+/// proto is "tcp" or "rdma". args may be NULL; else its first element is a NIC priority matrix in JSON, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn installTransport(engine: transfer_engine_t, proto: *const c_char, args: *mut *mut c_void) -> transport_t {
     guard::call_engine(engine, null, |engine| {

@@ -153,6 +153,8 @@ pub struct Engine {
     watchers: Arc<Watchers>,
     batches: BatchTable,
     pools: Mutex<Vec<Arc<Pool>>>,
+    /// Whether there ever was a pool: without one, unregistering looks at no lock for them.
+    has_had_pools: AtomicBool,
     topology: Mutex<Topology>,
     server: Server,
     background: Background,
@@ -229,6 +231,7 @@ impl Engine {
             watchers: Arc::default(),
             batches: BatchTable::default(),
             pools: Mutex::default(),
+            has_had_pools: AtomicBool::new(false),
             topology: Mutex::default(),
             server,
             background: Background::new("te-notify"),
@@ -493,6 +496,28 @@ impl Engine {
     /// Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds: call again; Metadata if a metadata server could
     /// not be told, which is tried again in the background: the memory is released all the same.
     pub fn unregister(&self, address: u64) -> Result<()> {
+        self.check_is_no_arena(address)?;
+        self.unregister_any(address)
+    }
+
+    /// The arena of a pool is unregistered by closing the pool. Nobody knows a pool that is still being made.
+    fn check_is_no_arena(&self, address: u64) -> Result<()> {
+        if !self.has_had_pools.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.pools.lock().iter().map(|pool| pool.arena()).find(|arena| arena.address() == address) {
+            None => Ok(()),
+            Some(arena) => {
+                let text = format!(
+                    "[{address:#x}, +{}) is the arena of a pool, and stays registered until that is closed",
+                    arena.length()
+                );
+                Err(Error::new(Code::InvalidArgument, text))
+            }
+        }
+    }
+
+    fn unregister_any(&self, address: u64) -> Result<()> {
         let outcome = {
             let transports = self.transports.read();
             self.check_open()?;
@@ -507,18 +532,30 @@ impl Engine {
 
     /// Unregisters all that can be unregistered, and returns the first error.
     pub fn unregister_batch(&self, addresses: &[u64]) -> Result<()> {
+        let lent = addresses.iter().find_map(|address| self.check_is_no_arena(*address).err());
+        let others: Vec<u64>;
+        let addresses = match &lent {
+            None => addresses,
+            Some(_) => {
+                others = addresses.iter().copied().filter(|address| self.check_is_no_arena(*address).is_ok()).collect();
+                &others
+            }
+        };
         let outcome = {
             let transports = self.transports.read();
             self.check_open()?;
             self.registrar.unregister_batch(addresses, &transports)
         };
-        self.publish_unregistered(outcome)
+        lent.map_or(Ok(()), Err).and(self.publish_unregistered(outcome))
     }
 
     /// Publishes what is left, also where not all could be unregistered; nothing is written where nothing has changed.
     fn publish_unregistered(&self, outcome: Result<()>) -> Result<()> {
         match &self.presence {
-            Some(presence) => outcome.and(presence.publish()),
+            Some(presence) => outcome.and(presence.publish().map_err(|error| {
+                let text = format!("{}; the memory is released all the same, and the server is told later", error.message());
+                Error::quiet(error.code(), text)
+            })),
             None => outcome,
         }
     }
@@ -555,7 +592,7 @@ impl Engine {
         let name = stripped(name)?;
         self.check_open()?;
         if self.transports.read().is_empty() {
-            let text = format!("cannot open segment {name}: no transport is installed; install \"tcp\" first");
+            let text = format!("cannot open segment {name}: no transport is installed; install \"tcp\" or \"rdma\" first");
             return Err(Error::new(Code::InvalidArgument, text));
         }
         if name == self.name {
@@ -677,8 +714,9 @@ impl Engine {
     fn route(&self, transports: &[Arc<dyn Transport>], segment: u64) -> Result<Route> {
         let installed = |protocol: &str| transports.iter().find(|transport| transport.protocol() == protocol).cloned();
         if segment == LOCAL_SEGMENT {
-            let transport = installed("local")
-                .ok_or_else(|| Error::new(Code::NotSupportedTransport, "no transport is installed; install \"tcp\" first"))?;
+            let transport = installed("local").ok_or_else(|| {
+                Error::new(Code::NotSupportedTransport, "no transport is installed; install \"tcp\" or \"rdma\" first")
+            })?;
             return Ok(Route { transport, segment: self.own_segment.clone() });
         }
         let segment = self.segments.get(segment)?;
@@ -732,6 +770,7 @@ impl Engine {
         // Under the lock: whoever shuts the engine down finds the pool, or is seen here, and then nothing moves.
         self.check_open()?;
         pools.push(pool.clone());
+        self.has_had_pools.store(true, Ordering::Release);
         Ok(pool)
     }
 
@@ -741,14 +780,14 @@ impl Engine {
     /// Errors: BatchBusy if a lease is out or quarantined, or a transfer does not end: the pool stays; InvalidHandle if it is closed.
     pub fn close_pool(&self, pool: &Arc<Pool>, limit: Option<Duration>) -> Result<()> {
         pool.close(limit)?;
-        match self.unregister(pool.arena().address()) {
+        match self.unregister_any(pool.arena().address()) {
             Err(error) if error.code() == Code::BatchBusy => {
                 pool.reopen();
                 return Err(error);
             }
             // The engine is being destroyed, and gives the arena up when no byte moves.
             Err(error) if error.code() == Code::Canceled => {}
-            // It is unregistered, whoever did it, and also if a metadata server could not be told.
+            // It is unregistered, also if a metadata server could not be told.
             _ => self.pools.lock().retain(|other| !Arc::ptr_eq(other, pool)),
         }
         Ok(())

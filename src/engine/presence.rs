@@ -176,7 +176,8 @@ impl Presence {
                 checking.is_away = true;
             }
             (true, Ok(())) => {
-                tracing::info!("the metadata server is back, and has '{}'", excerpt(&self.name));
+                // As loud as the begin.
+                tracing::warn!("the metadata server is back, and has '{}'", excerpt(&self.name));
                 checking.is_away = false;
             }
             _ => {}
@@ -190,7 +191,7 @@ impl Presence {
             Some(Some(location)) if self.is_taken(&location, client)? => return Ok(()),
             Some(Some(_)) => Some("has an address where nobody is in place of"),
             Some(None) => Some("has nonsense in place of"),
-            None => Some("has lost"),
+            None => Some("no longer has"),
         };
         if let Some(fault) = fault {
             tracing::warn!("the metadata server {fault} the address of '{}'; it is written again", excerpt(&self.name));

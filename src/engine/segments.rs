@@ -180,7 +180,8 @@ impl Segments {
 
     pub fn get(&self, id: u64) -> Result<Arc<RemoteSegment>> {
         self.table.read().by_id.get(&id).cloned().ok_or_else(|| {
-            let text = format!("segment {id} is not known here: never opened, or removed; open it by its name");
+            // Callers of the old interface may pass on the -1 of a failure.
+            let text = format!("segment {} is not known here: never opened, or removed; open it by its name", id as i64);
             Error::new(Code::InvalidHandle, text)
         })
     }

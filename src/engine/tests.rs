@@ -442,6 +442,21 @@ fn a_pool_registers_once_and_leases_nothing() {
 }
 
 #[test]
+fn the_arena_of_a_pool_is_unregistered_by_closing_it_alone() {
+    let engine = engine(&Config::default());
+    let memory = Memory::new(4096);
+    engine.register(memory.range(0, 4096), &options()).unwrap();
+    let pool = engine.create_pool(&PoolOptions { bytes: Some(1 << 20), ..Default::default() }).unwrap();
+    let arena = pool.arena().address();
+    let error = engine.unregister(arena).unwrap_err();
+    assert!(error.code() == Code::InvalidArgument && error.message().contains("pool"), "{error}");
+    assert_eq!(engine.unregister_batch(&[arena, memory.address()]).unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(engine.regions().iter().map(|region| region.address).collect::<Vec<_>>(), [arena], "all but the arena");
+    engine.close_pool(&pool, None).unwrap();
+    assert_eq!(engine.unregister(arena).unwrap_err().code(), Code::AddressNotRegistered);
+}
+
+#[test]
 fn a_pool_whose_arena_cannot_be_registered_leaves_nothing_behind() {
     let engine = engine(&Config::default());
     let memory = Memory::new(1 << 20);

@@ -263,8 +263,9 @@ impl Pool {
             Refusal::Exhausted => {
                 let PoolStatistics { leases, leased_bytes, quarantined, longest_free, .. } = self.statistics();
                 let text = format!(
-                    "the pool has no room for a lease of {subject} bytes: {leases} leases of {leased_bytes} bytes are out, {quarantined} of \
-                     them quarantined, and the longest that is free has {longest_free}; release some, wait longer, or make a larger pool"
+                    "the pool has no room for a lease of {subject} bytes now: leases out: {leases}, of {leased_bytes} bytes, quarantined: \
+                     {quarantined}. The longest that is free has {longest_free}, which may be kept for the other direction or for those who \
+                     wait already; release some, wait longer, or make a larger pool"
                 );
                 Error::quiet(Code::Timeout, text)
             }
@@ -280,7 +281,7 @@ impl Pool {
             }
             Refusal::Busy { leases, quarantined } => {
                 let text = format!(
-                    "the pool has {leases} leases out, {quarantined} of them quarantined until their batches are over; release them first"
+                    "leases of the pool are out: {leases}, of them quarantined until their batches are over: {quarantined}; release them first"
                 );
                 Error::quiet(Code::BatchBusy, text)
             }

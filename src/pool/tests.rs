@@ -110,7 +110,7 @@ fn what_can_never_be_lent_is_told_apart_from_what_cannot_be_lent_now() {
     let held: Vec<_> = std::iter::from_fn(|| acquire(&pool, Direction::Put, largest).ok()).collect();
     let error = acquire(&pool, Direction::Put, largest).unwrap_err();
     assert_eq!(error.code(), Code::Timeout);
-    assert!(error.message().contains(&format!("{} leases", held.len())), "{error}");
+    assert!(error.message().contains(&format!("leases out: {},", held.len())), "{error}");
     assert_eq!(code(pool.acquire(Direction::Put, largest, Some(Duration::from_millis(1)))), Some(Code::Timeout));
     assert_eq!(pool.statistics().refused, 3);
 }

@@ -37,7 +37,7 @@ pub struct te_engine_options {
     /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
     /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     pub server_name: *const c_char,
-    /// The transport to install: "tcp" (also if NULL), or "" for none yet.
+    /// The transport to install: "tcp" (also if NULL), "rdma", or "" for none yet.
     pub transport: *const c_char,
     /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
     /// for it.
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn te_engine_address(engine: *mut te_engine, buffer: *mut 
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
 ///
-/// `protocol` is "tcp". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
+/// `protocol` is "tcp" or "rdma". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
 /// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
 /// protocols that this build lacks.
 #[unsafe(no_mangle)]

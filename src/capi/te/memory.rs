@@ -199,7 +199,7 @@ pub unsafe extern "C" fn te_register_local_memory(
 /// what is mapped at a registered address later is open to peers as well. Errors: TE_ERR_ADDRESS_NOT_REGISTERED;
 /// TE_ERR_BATCH_BUSY if a transfer did not end within five seconds: the memory is still in use, and the call
 /// can be repeated; TE_ERR_METADATA if the metadata server could not be told, though the memory is released: that
-/// is tried again in the background.
+/// is tried again in the background; TE_ERR_INVALID_ARGUMENT for the arena of a pool, which te_pool_close unregisters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_unregister_local_memory(engine: *mut te_engine, addr: *mut c_void) -> te_status {
     with(engine, |engine| engine.unregister(addr as u64))

@@ -146,7 +146,7 @@ pub struct te_pool_statistics {
     pub quarantined: u64,
     /// Threads that wait for a lease.
     pub waiting: u64,
-    /// Bytes of the longest lease that there is room for, up to the largest lease.
+    /// Bytes of the longest lease that there is room for in some direction, up to the largest lease.
     pub longest_free: u64,
     /// Leases that were granted.
     pub acquired: u64,
@@ -260,8 +260,9 @@ pub unsafe extern "C" fn te_pool_stats(pool: *mut te_pool, statistics: *mut te_p
 /// Gives the system back the memory of a pool that is not lent; it is taken anew when it is. What is lent is not
 /// touched, and calls of te_pool_acquire meanwhile may find less room than there is.
 ///
-/// `bytes` receives how much was given back, and may be NULL. It is 0 where a device has registered the memory, as
-/// with RDMA, since devices keep the memory that they know; and for memory of the caller.
+/// `bytes` receives how much is not lent and was given back, whether it took memory or had not been used yet; it may
+/// be NULL. It is 0 where a device has registered the memory, as with RDMA, since devices keep the memory that they
+/// know; and for memory of the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_pool_trim(pool: *mut te_pool, bytes: *mut u64) -> te_status {
     with_pool(pool, |pool| {

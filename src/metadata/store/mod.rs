@@ -88,6 +88,11 @@ pub trait Store: Send + Sync {
 /// [`Code::InvalidArgument`], the string is malformed; [`Code::NotImplemented`], its scheme is unknown, or this build lacks it.
 #[cfg_attr(not(feature = "redis"), expect(unused_variables, reason = "only redis is configured"))]
 pub fn connect(uri: &str, config: &Config) -> Result<Arc<dyn Store>> {
+    if uri.eq_ignore_ascii_case("P2PHANDSHAKE") {
+        let text =
+            format!("'{uri}' names no metadata server; P2PHANDSHAKE, in capitals, means that engines find each other by address");
+        return Err(Error::new(Code::InvalidArgument, text));
+    }
     // Endpoints may be URLs themselves, so what comes before "://" must look like a scheme.
     let is_scheme = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
     let (scheme, rest) = uri.split_once("://").filter(|(scheme, _)| is_scheme(scheme)).unwrap_or(("etcd", uri));
