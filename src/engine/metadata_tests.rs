@@ -222,6 +222,8 @@ fn engines_open_each_other_by_name_and_reach_each_other() {
     initiator.send_notification_to("the/initiator", &message).unwrap();
     assert_eq!(initiator.take_notifications().len(), 1);
     assert_eq!(initiator.send_notification_to("nobody", &message).unwrap_err().code(), Code::Metadata);
+    // Before its memory goes.
+    target.unregister(theirs.address()).unwrap();
 }
 
 #[test]
