@@ -67,6 +67,11 @@ impl Listener {
     pub fn into_std(self) -> Result<TcpListener> {
         self.socket
             .listen(self.backlog)
+            .and_then(|()| {
+                // Of its connections, so that what is left of them when this process dies does not keep the port from the next one. Not
+                // before it listens: others could bind the port as well.
+                self.socket.set_reuse_address(true)
+            })
             .map_err(|error| Error::new(code_of(&error), format!("port {} cannot be listened on: {error}", self.port)))?;
         Ok(self.socket.into())
     }
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_port_whose_connections_are_not_quite_over_is_drawn_when_there_is_no_other() {
-        let listening = Listener::bind(&Config::default(), 0).unwrap().into_std().unwrap();
+        let listening = Listener::draw(&config(29_000, 29_999)).unwrap().into_std().unwrap();
         let port = listening.local_addr().unwrap().port();
         let config = config(port, port);
         assert_eq!(Listener::draw(&config).unwrap_err().code(), Code::Socket, "somebody listens");
