@@ -26,6 +26,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -496,24 +497,15 @@ impl Engine {
     /// Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds: call again; Metadata if a metadata server could
     /// not be told, which is tried again in the background: the memory is released all the same.
     pub fn unregister(&self, address: u64) -> Result<()> {
-        self.check_is_no_arena(address)?;
+        check_are_no_arenas(&[address], &self.arenas())?;
         self.unregister_any(address)
     }
 
-    /// The arena of a pool is unregistered by closing the pool. Nobody knows a pool that is still being made.
-    fn check_is_no_arena(&self, address: u64) -> Result<()> {
-        if !self.has_had_pools.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        match self.pools.lock().iter().map(|pool| pool.arena()).find(|arena| arena.address() == address) {
-            None => Ok(()),
-            Some(arena) => {
-                let text = format!(
-                    "[{address:#x}, +{}) is the arena of a pool, and stays registered until that is closed",
-                    arena.length()
-                );
-                Err(Error::new(Code::InvalidArgument, text))
-            }
+    /// The arenas of pools, which are unregistered by closing the pools. Nobody knows a pool that is still being made.
+    fn arenas(&self) -> Vec<MemoryRange> {
+        match self.has_had_pools.load(Ordering::Acquire) {
+            false => Vec::new(),
+            true => self.pools.lock().iter().map(|pool| pool.arena()).collect(),
         }
     }
 
@@ -532,21 +524,18 @@ impl Engine {
 
     /// Unregisters all that can be unregistered, and returns the first error.
     pub fn unregister_batch(&self, addresses: &[u64]) -> Result<()> {
-        let lent = addresses.iter().find_map(|address| self.check_is_no_arena(*address).err());
-        let others: Vec<u64>;
-        let addresses = match &lent {
-            None => addresses,
-            Some(_) => {
-                others = addresses.iter().copied().filter(|address| self.check_is_no_arena(*address).is_ok()).collect();
-                &others
-            }
+        let arenas = self.arenas();
+        let checked = check_are_no_arenas(addresses, &arenas);
+        let addresses = match checked {
+            Ok(()) => Cow::Borrowed(addresses),
+            Err(_) => addresses.iter().copied().filter(|address| find_arena(*address, &arenas).is_none()).collect(),
         };
         let outcome = {
             let transports = self.transports.read();
             self.check_open()?;
-            self.registrar.unregister_batch(addresses, &transports)
+            self.registrar.unregister_batch(&addresses, &transports)
         };
-        lent.map_or(Ok(()), Err).and(self.publish_unregistered(outcome))
+        checked.and(self.publish_unregistered(outcome))
     }
 
     /// Publishes what is left, also where not all could be unregistered; nothing is written where nothing has changed.
@@ -999,6 +988,21 @@ fn take_place(server_name: &str, config: &Config) -> Result<(HostPort, Listener)
     };
     let listener = Listener::draw(config)?;
     Ok((HostPort { host, port: listener.port() }, listener))
+}
+
+fn find_arena(address: u64, arenas: &[MemoryRange]) -> Option<&MemoryRange> {
+    arenas.iter().find(|arena| arena.address() == address)
+}
+
+fn check_are_no_arenas(addresses: &[u64], arenas: &[MemoryRange]) -> Result<()> {
+    match addresses.iter().find_map(|address| find_arena(*address, arenas)) {
+        None => Ok(()),
+        Some(arena) => {
+            let (address, length) = (arena.address(), arena.length());
+            let text = format!("[{address:#x}, +{length}) is the arena of a pool, and stays registered until that is closed");
+            Err(Error::new(Code::InvalidArgument, text))
+        }
+    }
 }
 
 fn region_options(options: &MemoryOptions) -> RegionOptions {

@@ -199,7 +199,11 @@ impl Presence {
         }
         *self.successor.lock() = None;
         if fault.is_some() {
-            return self.publisher.alone(|| self.forget_written()).and_then(|()| self.publish());
+            self.publisher.alone(|| {
+                self.forget_written();
+                Ok(())
+            })?;
+            return self.publish();
         }
         let doubts = self.doubts.load(Ordering::Relaxed);
         if with_descriptor || doubts > 0 {
@@ -231,13 +235,12 @@ impl Presence {
         Ok(true)
     }
 
-    fn forget_written(&self) -> Result<()> {
+    fn forget_written(&self) {
         let mut written = self.written.lock();
         if !matches!(*written, Written::Nothing) {
             *written = Written::Unknown;
             self.publisher.touch();
         }
-        Ok(())
     }
 
     /// Looks whether the server has the descriptor that was written. In the publisher's turn.
@@ -252,7 +255,7 @@ impl Presence {
                 "the metadata server has lost the descriptor of '{}', or has another; it is written again",
                 excerpt(&self.name)
             );
-            self.forget_written()?;
+            self.forget_written();
         }
         Ok(())
     }

@@ -5,6 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::Store;
+use crate::error::Code;
 
 /// Listens until it is dropped. Each connection has a thread.
 pub(super) struct Stub {
@@ -55,7 +59,7 @@ impl Drop for Stub {
 
 /// Closes a connection in a way that the other side takes for a broken one.
 pub(super) fn reset(stream: TcpStream) {
-    socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
 /// Keeps a connection until the other side closes it.
@@ -126,7 +130,7 @@ pub(super) fn misbehave(mut stream: TcpStream, number: usize) {
         0 => {}
         1 => {
             while stream.write_all(b"H").is_ok() {
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20));
             }
         }
         _ => while stream.write_all(&[b'H'; 4096]).is_ok() {},
@@ -141,7 +145,46 @@ pub(super) fn unreachable() -> (SocketAddr, impl Sized) {
     listener.listen(0).unwrap();
     let address = listener.local_addr().unwrap().as_socket().unwrap();
     // The queue of connections to be accepted is full with the first or the second.
-    let waiting: Vec<_> = (0..4).map(|_| TcpStream::connect_timeout(&address, std::time::Duration::from_millis(100))).collect();
+    let waiting: Vec<_> = (0..4).map(|_| TcpStream::connect_timeout(&address, Duration::from_millis(100))).collect();
     assert!(waiting.last().unwrap().is_err());
     (address, (listener, waiting))
+}
+
+/// Has a store ask servers that do all that keeps a caller waiting; were there no deadline, this would not end. `greeting` begins a good
+/// answer of a million bytes.
+pub(super) fn assert_that_calls_end_whatever_the_server_does<S: Store>(
+    connect: impl Fn(SocketAddr) -> S + Sync,
+    greeting: &'static [u8],
+) {
+    let pause = || std::thread::sleep(Duration::from_millis(20));
+    let ignores = Stub::new(misbehave);
+    // Sends the beginning of a good answer, then the rest a byte at a time.
+    let dribbles = Stub::new(move |mut stream: TcpStream, _| {
+        let _ = stream.write_all(greeting);
+        while stream.write_all(b"x").is_ok() {
+            pause();
+        }
+    });
+    // Takes a request a byte at a time.
+    let sips = Stub::new(move |mut stream: TcpStream, _| {
+        while stream.read_exact(&mut [0]).is_ok() {
+            pause();
+        }
+    });
+    let (nowhere, _waiting) = unreachable();
+    let mut addresses = vec![ignores.address; 3];
+    addresses.extend([dribbles.address, sips.address, nowhere]);
+    let long = vec![Arc::<str>::from("x".repeat(1 << 20)); 16];
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for address in addresses {
+            let (long, connect) = (&long, &connect);
+            scope.spawn(move || {
+                let store = connect(address);
+                assert_eq!(store.put("key", long).unwrap_err().code(), Code::Metadata);
+                assert_eq!(store.get("key").unwrap_err().code(), Code::Metadata);
+            });
+        }
+    });
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }
