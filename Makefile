@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Absolute, because the tests run cargo from other directories.
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(CARGO_TARGET_DIR)/release
-# Without the RDMA transport, and without what building it needs: make FEATURES=--no-default-features
+# Without the RDMA transport and what building it needs, and without metadata servers: make FEATURES=--no-default-features
 export FEATURES ?=
 
 BUILD := $(CURDIR)/build

@@ -249,28 +249,26 @@ impl<T> Table<T> {
 
     /// Ends all entries of which that is true, and which have been shut down.
     fn destroy_all(&self, is_meant: impl Fn(&T) -> bool) {
-        let mut removed = Vec::new();
-        self.write().retain(|_, entry| {
-            let is_meant = is_meant(&entry.target);
-            if is_meant {
-                removed.push(entry.clone());
-            }
-            !is_meant
-        });
-        for entry in removed {
+        for entry in self.take(|entry| is_meant(&entry.target)) {
             entry.gate.close();
             entry.gate.wait(calls_of_this_thread(&entry));
         }
     }
 
     fn take_marked(&self) -> Vec<Arc<T>> {
+        let taken = self.take(|entry| entry.marked.load(Ordering::Relaxed));
+        taken.iter().map(|entry| entry.target.clone()).collect()
+    }
+
+    /// Removes the entries of which that is true.
+    fn take(&self, is_meant: impl Fn(&Entry<T>) -> bool) -> Vec<Arc<Entry<T>>> {
         let mut taken = Vec::new();
         self.write().retain(|_, entry| {
-            let marked = entry.marked.load(Ordering::Relaxed);
-            if marked {
-                taken.push(entry.target.clone());
+            let is_meant = is_meant(entry);
+            if is_meant {
+                taken.push(entry.clone());
             }
-            !marked
+            !is_meant
         });
         taken
     }

@@ -11,8 +11,8 @@
 //! rooms.
 //!
 //! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one with a metadata
-//! server, one more each if `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers and
-//! for notifications come and go.
+//! server, one more each if `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers,
+//! for notifications and what is published with them, and for NICs that come back, come and go.
 
 mod card;
 mod directory;
@@ -26,7 +26,6 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -153,9 +152,8 @@ pub struct Engine {
     transports: RwLock<Vec<Arc<dyn Transport>>>,
     watchers: Arc<Watchers>,
     batches: BatchTable,
-    pools: Mutex<Vec<Arc<Pool>>>,
-    /// Whether there ever was a pool: without one, unregistering looks at no lock for them.
-    has_had_pools: AtomicBool,
+    /// With their arenas.
+    pools: Mutex<Vec<(Arc<Pool>, Arc<Region>)>>,
     topology: Mutex<Topology>,
     server: Server,
     background: Background,
@@ -232,7 +230,6 @@ impl Engine {
             watchers: Arc::default(),
             batches: BatchTable::default(),
             pools: Mutex::default(),
-            has_had_pools: AtomicBool::new(false),
             topology: Mutex::default(),
             server,
             background: Background::new("te-notify"),
@@ -326,10 +323,11 @@ impl Engine {
         }
         let topology = topology.map(Topology::parse).transpose()?;
         let matrix = topology.clone().unwrap_or_else(|| self.topology.lock().clone());
-        let (transport, change_header) = match protocol {
-            "tcp" => self.start_tcp()?,
-            _ => self.start_rdma(matrix)?,
-        };
+        // Devices take the time that they take.
+        let (transport, change_header) = store::uncounted(|| match protocol {
+            "tcp" => self.start_tcp(),
+            _ => self.start_rdma(matrix),
+        })?;
         let mut header = self.fetcher.own.read().clone();
         change_header(&mut header);
         let attach = || {
@@ -497,19 +495,6 @@ impl Engine {
     /// Errors: AddressNotRegistered; BatchBusy if transfers did not end within five seconds: call again; Metadata if a metadata server could
     /// not be told, which is tried again in the background: the memory is released all the same.
     pub fn unregister(&self, address: u64) -> Result<()> {
-        check_are_no_arenas(&[address], &self.arenas())?;
-        self.unregister_any(address)
-    }
-
-    /// The arenas of pools, which are unregistered by closing the pools. Nobody knows a pool that is still being made.
-    fn arenas(&self) -> Vec<MemoryRange> {
-        match self.has_had_pools.load(Ordering::Acquire) {
-            false => Vec::new(),
-            true => self.pools.lock().iter().map(|pool| pool.arena()).collect(),
-        }
-    }
-
-    fn unregister_any(&self, address: u64) -> Result<()> {
         let outcome = {
             let transports = self.transports.read();
             self.check_open()?;
@@ -524,18 +509,12 @@ impl Engine {
 
     /// Unregisters all that can be unregistered, and returns the first error.
     pub fn unregister_batch(&self, addresses: &[u64]) -> Result<()> {
-        let arenas = self.arenas();
-        let checked = check_are_no_arenas(addresses, &arenas);
-        let addresses = match checked {
-            Ok(()) => Cow::Borrowed(addresses),
-            Err(_) => addresses.iter().copied().filter(|address| find_arena(*address, &arenas).is_none()).collect(),
-        };
         let outcome = {
             let transports = self.transports.read();
             self.check_open()?;
-            self.registrar.unregister_batch(&addresses, &transports)
+            self.registrar.unregister_batch(addresses, &transports)
         };
-        checked.and(self.publish_unregistered(outcome))
+        self.publish_unregistered(outcome)
     }
 
     /// Publishes what is left, also where not all could be unregistered; nothing is written where nothing has changed.
@@ -744,40 +723,38 @@ impl Engine {
     pub fn create_pool(&self, options: &PoolOptions) -> Result<Arc<Pool>> {
         self.check_open()?;
         let pool = Arc::new(Pool::new(options)?);
-        self.register(
-            pool.arena(),
-            &MemoryOptions {
-                location: pool.location().clone(),
-                remote_accessible: false,
-                counted: false,
-                parallelism: None,
-                // Peers have no use for it.
-                publish: false,
-            },
-        )?;
-        let mut pools = self.pools.lock();
-        // Under the lock: whoever shuts the engine down finds the pool, or is seen here, and then nothing moves.
+        // Peers have no use for it, so they are not told.
+        let options = RegionOptions { location: pool.location().clone(), remote_accessible: false, counted: false, owned: true };
+        let transports = self.transports.read();
+        // With the lock: whoever shuts the engine down finds the pool, or is seen here, and then nothing moves.
         self.check_open()?;
-        pools.push(pool.clone());
-        self.has_had_pools.store(true, Ordering::Release);
+        let arena = self.registrar.register(pool.arena(), &options, None, &transports)?;
+        self.pools.lock().push((pool.clone(), arena));
         Ok(pool)
     }
 
     /// Closes a pool of this engine when all its leases are back, waiting for up to `limit` (`None`: for as long as it takes), and unregisters
     /// its arena, which may take five seconds more if a transfer uses it without a lease.
     ///
-    /// Errors: BatchBusy if a lease is out or quarantined, or a transfer does not end: the pool stays; InvalidHandle if it is closed.
+    /// Errors: BatchBusy if a lease is out or quarantined, or a transfer does not end: the pool stays; InvalidHandle if it is closed; what a
+    /// device answers that keeps the arena: then it is closed, and the arena stays mapped and blocked.
     pub fn close_pool(&self, pool: &Arc<Pool>, limit: Option<Duration>) -> Result<()> {
         pool.close(limit)?;
-        match self.unregister_any(pool.arena().address()) {
-            Err(error) if error.code() == Code::BatchBusy => {
-                pool.reopen();
+        let transports = self.transports.read();
+        if self.check_open().is_err() {
+            // The engine gives the arena up when no byte moves.
+            return Ok(());
+        }
+        let arena = self.pools.lock().iter().find(|(other, _)| Arc::ptr_eq(other, pool)).map(|(_, arena)| arena.clone());
+        let Some(arena) = arena else { return Ok(()) };
+        match self.registrar.unregister_owned(&arena, &transports) {
+            Ok(()) => self.pools.lock().retain(|(other, _)| !Arc::ptr_eq(other, pool)),
+            Err(error) => {
+                if error.code() == Code::BatchBusy {
+                    pool.reopen();
+                }
                 return Err(error);
             }
-            // The engine is being destroyed, and gives the arena up when no byte moves.
-            Err(error) if error.code() == Code::Canceled => {}
-            // It is unregistered, also if a metadata server could not be told.
-            _ => self.pools.lock().retain(|other| !Arc::ptr_eq(other, pool)),
         }
         Ok(())
     }
@@ -866,7 +843,7 @@ impl Engine {
             transport.shutdown(reason.clone());
         }
         // No byte moves any more. Their arenas go with their last users.
-        std::mem::take(&mut *self.pools.lock()).iter().for_each(|pool| pool.invalidate());
+        std::mem::take(&mut *self.pools.lock()).iter().for_each(|(pool, _)| pool.invalidate());
         // Nobody is to wait for a server in it.
         self.presence.iter().for_each(Presence::close);
         self.background.close();
@@ -990,23 +967,13 @@ fn take_place(server_name: &str, config: &Config) -> Result<(HostPort, Listener)
     Ok((HostPort { host, port: listener.port() }, listener))
 }
 
-fn find_arena(address: u64, arenas: &[MemoryRange]) -> Option<&MemoryRange> {
-    arenas.iter().find(|arena| arena.address() == address)
-}
-
-fn check_are_no_arenas(addresses: &[u64], arenas: &[MemoryRange]) -> Result<()> {
-    match addresses.iter().find_map(|address| find_arena(*address, arenas)) {
-        None => Ok(()),
-        Some(arena) => {
-            let (address, length) = (arena.address(), arena.length());
-            let text = format!("[{address:#x}, +{length}) is the arena of a pool, and stays registered until that is closed");
-            Err(Error::new(Code::InvalidArgument, text))
-        }
-    }
-}
-
 fn region_options(options: &MemoryOptions) -> RegionOptions {
-    RegionOptions { location: options.location.clone(), remote_accessible: options.remote_accessible, counted: options.counted }
+    RegionOptions {
+        location: options.location.clone(),
+        remote_accessible: options.remote_accessible,
+        counted: options.counted,
+        owned: false,
+    }
 }
 
 fn stripped(name: &str) -> Result<&str> {

@@ -157,35 +157,30 @@ impl Presence {
             return;
         }
         checking.count = checking.count.wrapping_add(1);
-        let look = || self.repair(checking.count.is_multiple_of(DESCRIPTOR_CHECKS), client);
-        let outcome = match checking.is_away {
-            // The server's errors are logged where they are made, each time.
-            true => dispatcher::with_default(&Dispatch::none(), look),
-            false => look(),
-        };
+        let outcome = self.repair(checking.count.is_multiple_of(DESCRIPTOR_CHECKS), checking.is_away, client);
         if outcome.is_err() {
             self.doubts.store(DESCRIPTOR_CHECKS, Ordering::Relaxed);
         }
         match (checking.is_away, outcome) {
             (false, Err(error)) if error.code() != Code::Canceled => {
                 tracing::warn!(
-                    "'{}' cannot be kept on the metadata server ({}); it is tried again every {CHECK_INTERVAL:?}",
-                    excerpt(&self.name),
-                    error.message()
+                    "'{}' cannot be kept on the metadata server now; it is tried again every {CHECK_INTERVAL:?}",
+                    excerpt(&self.name)
                 );
                 checking.is_away = true;
             }
             (true, Ok(())) => {
                 // As loud as the begin.
-                tracing::warn!("the metadata server is back, and has '{}'", excerpt(&self.name));
+                tracing::warn!("the metadata server of '{}' is back", excerpt(&self.name));
                 checking.is_away = false;
             }
             _ => {}
         }
     }
 
-    fn repair(&self, with_descriptor: bool, client: &Client) -> Result<()> {
-        let stored = self.directory.store.get(&self.directory.keys.rpc(&self.name))?;
+    /// `is_away`: it is known that the server is.
+    fn repair(&self, with_descriptor: bool, is_away: bool, client: &Client) -> Result<()> {
+        let stored = ask(is_away, || self.directory.store.get(&self.directory.keys.rpc(&self.name)))?;
         let fault = match stored.as_deref().map(parse_location) {
             Some(Some(location)) if location == self.location => None,
             Some(Some(location)) if self.is_taken(&location, client)? => return Ok(()),
@@ -195,7 +190,7 @@ impl Presence {
         };
         if let Some(fault) = fault {
             tracing::warn!("the metadata server {fault} the address of '{}'; it is written again", excerpt(&self.name));
-            self.announce()?;
+            ask(is_away, || self.announce())?;
         }
         *self.successor.lock() = None;
         if fault.is_some() {
@@ -203,15 +198,14 @@ impl Presence {
                 self.forget_written();
                 Ok(())
             })?;
-            return self.publish();
         }
         let doubts = self.doubts.load(Ordering::Relaxed);
         if with_descriptor || doubts > 0 {
             let _ = self.doubts.compare_exchange(doubts, doubts.saturating_sub(1), Ordering::Relaxed, Ordering::Relaxed);
-            self.publisher.alone(|| self.compare())?;
+            self.publisher.alone(|| self.compare(is_away))?;
         }
         match self.publisher.is_dirty() {
-            true => self.publish(),
+            true => ask(is_away, || self.publish()),
             false => Ok(()),
         }
     }
@@ -219,7 +213,8 @@ impl Presence {
     /// Whether the name is that of an engine at `location` now. At first sight it is: it may not listen yet.
     fn is_taken(&self, location: &HostPort, client: &Client) -> Result<bool> {
         if self.successor.lock().as_ref() == Some(location) {
-            return match client.reach(location) {
+            // That nobody is there is logged by the look that finds it.
+            return match ask(true, || client.reach(location)) {
                 Err(error) if error.code() == Code::Canceled => Err(error),
                 Err(error) => Ok(error.code() != Code::Socket),
                 Ok(()) => Ok(true),
@@ -244,11 +239,11 @@ impl Presence {
     }
 
     /// Looks whether the server has the descriptor that was written. In the publisher's turn.
-    fn compare(&self) -> Result<()> {
+    fn compare(&self, is_away: bool) -> Result<()> {
         if !matches!(&*self.written.lock(), Written::This(_)) {
             return Ok(());
         }
-        let stored = self.directory.store.get(&self.directory.keys.segment(&self.name))?;
+        let stored = ask(is_away, || self.directory.store.get(&self.directory.keys.segment(&self.name)))?;
         let is_there = matches!((&*self.written.lock(), stored), (Written::This(text), Some(stored)) if is_text(text, &stored));
         if !is_there {
             tracing::warn!(
@@ -269,11 +264,10 @@ impl Presence {
     /// what is under way.
     pub fn withdraw(&self) {
         self.checking.lock().is_over = true;
-        if let Err(error) = store::bounded(|| self.remove()) {
+        if store::bounded(|| self.remove()).is_err() {
             tracing::warn!(
-                "what the metadata server has of '{}' stays there: {}; it is replaced when an engine of that name comes",
-                excerpt(&self.name),
-                error.message()
+                "what the metadata server has of '{}' stays there; it is replaced when an engine of that name comes",
+                excerpt(&self.name)
             );
         }
     }
@@ -297,6 +291,14 @@ impl Presence {
             Written::This(text) => store.get(&segment)?.is_some_and(|stored| is_text(&text, &stored)),
         };
         if is_ours { store.remove(&segment) } else { Ok(()) }
+    }
+}
+
+/// Asks a server, or a peer. Errors are logged where they are made, each time; in an outage once is enough.
+fn ask<T>(is_quiet: bool, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    match is_quiet {
+        true => dispatcher::with_default(&Dispatch::none(), call),
+        false => call(),
     }
 }
 

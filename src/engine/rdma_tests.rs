@@ -618,6 +618,19 @@ fn unregistering_ends_work_that_is_stuck() {
 }
 
 #[test]
+fn a_pool_whose_arena_a_device_keeps_says_so_and_keeps_it_mapped() {
+    let fake = Fake::new(1);
+    let engine = engine(&fake, &["fake0"]);
+    let pool = engine.create_pool(&PoolOptions { bytes: Some(1 << 20), ..Default::default() }).unwrap();
+    let arena = pool.arena().address();
+    fake.set(0, "deregister_fail_at", 1);
+    assert_eq!(engine.close_pool(&pool, None).unwrap_err().code(), Code::Context);
+    assert_eq!(engine.region_count(), 1, "its range stays blocked");
+    drop(pool);
+    assert!(crate::sys::pages::is_in_memory(arena).is_ok(), "a device may still write there");
+}
+
+#[test]
 fn shutting_down_with_work_under_way_leaves_nothing_behind() {
     let fake = Fake::new(4);
     for flushes in [1, 0] {

@@ -2,7 +2,7 @@
 //!
 //! A port is drawn by binding: the socket that got it is the one that listens later, so no other process can take it in between.
 //! Until then peers are refused by the kernel. Ports on which connections of an earlier process are not quite over are drawn last: whoever
-//! dies and starts again with a range of few ports finds no others.
+//! dies and starts again with a range of few ports finds no others. On those the kernel takes connections at once.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -18,7 +18,7 @@ const ATTEMPTS: usize = 500;
 /// Connections that may wait to be accepted on a data port. The kernel has a bound of its own.
 const DATA_BACKLOG: i32 = 4096;
 
-/// A socket that holds a port of this machine, on all its interfaces, and does not listen yet.
+/// A socket that holds a port of this machine, on all its interfaces, and serves nobody yet.
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use self::pinning::OUT_OF_CACHE;
 use self::pinning::{Held, Observed, PinFailure};
 use self::plan::{DeviceLimits, JobCost, Settings, Subject};
 use self::populate::Residency;
@@ -188,7 +189,7 @@ impl Registrar {
     /// have been given back meanwhile are left alone. The first error of what then stays blocked or busy.
     pub fn revoke(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
         self.counters.registrations_refused.add(regions.len() as u64);
-        self.drain_all(&self.give_back_references(regions), transports)
+        self.give_back_references(regions, transports)
     }
 
     fn attach_all(
@@ -208,8 +209,9 @@ impl Registrar {
                 Err(failure) => {
                     self.counters.registrations_refused.add((new.len() + counted.len()) as u64);
                     let error = self.give_back(new, failure);
+                    self.counters.regions_registered.add(counted.len() as u64);
                     // Logged where it is found; the caller has to know why the registration failed.
-                    let _ = self.drain_all(&self.give_back_references(counted), transports);
+                    let _ = self.give_back_references(counted, transports);
                     return Err(error);
                 }
             }
@@ -296,14 +298,24 @@ impl Registrar {
         error
     }
 
-    /// Gives one reference of each region back, and begins to drain those of which it was the last, which are returned. Those that have been
-    /// given back meanwhile are left alone.
-    fn give_back_references(&self, regions: &[Arc<Region>]) -> Vec<Arc<Region>> {
-        let last = |region| match self.registry.start_drain_of(region) {
-            Some(Removal::Last(region)) => Some(region),
-            Some(Removal::Counted) | None => None,
-        };
-        regions.iter().filter_map(last).collect()
+    /// Gives one reference of each region back, and unregisters those of which it was the last. Those that have been given back meanwhile
+    /// are left alone. The first error.
+    fn give_back_references(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        let mut draining = Vec::new();
+        for region in regions {
+            match self.registry.start_drain_of(region) {
+                Some(Removal::Last(region)) => draining.push(region),
+                Some(Removal::Counted) => self.counters.regions_unregistered.add(1),
+                None => {}
+            }
+        }
+        self.drain_all(&draining, transports)
+    }
+
+    /// Unregisters a region that is owned, at whose address it cannot be unregistered. Errors as [`Registrar::unregister`]; none if it is
+    /// not registered any more.
+    pub fn unregister_owned(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
+        self.give_back_references(std::slice::from_ref(region), transports)
     }
 
     /// Unregisters the region that starts at `address`. Errors: AddressNotRegistered; BatchBusy when work in flight did not end within

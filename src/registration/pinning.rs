@@ -162,13 +162,15 @@ impl Pinning {
     }
 }
 
+/// Longest time by which threads that give keys back begin after each other: until what the one before has counted is out of its cache.
+pub const OUT_OF_CACHE: Duration = Duration::from_micros(300);
+
 /// How long after each other threads begin that give keys back, each of which takes about `cost`.
 ///
 /// Devices count down the users of the same pages in the same order. Threads that begin together stay together, and each count travels
 /// between their caches: two take as long as one, or three times as long. Once the first is so far ahead that what it has counted
 /// is out of its own cache, some 1 MiB of the kernel's page structures, they do not meet. All of them have begun within a third of a job.
 fn lag(cost: Duration, threads: usize, count: usize) -> Duration {
-    const OUT_OF_CACHE: Duration = Duration::from_micros(300);
     /// Waking a thread is not more exact than that.
     const SHORTEST: Duration = Duration::from_micros(100);
     if threads < 2 || count < threads {

@@ -108,7 +108,7 @@ fn range(address: u64) -> MemoryRange {
 }
 
 fn options(counted: bool) -> RegionOptions {
-    RegionOptions { location: "*".into(), remote_accessible: true, counted }
+    RegionOptions { location: "*".into(), remote_accessible: true, counted, owned: false }
 }
 
 #[test]

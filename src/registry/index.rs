@@ -674,7 +674,7 @@ mod loom_tests {
 
     impl Regions {
         fn new(starts: &[u64]) -> Regions {
-            let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
+            let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
             let region =
                 |start: &u64| Arc::new(Region::new(fake_range(*start, LENGTH), &options, options.location.clone(), *start));
             Regions(starts.iter().map(region).collect())

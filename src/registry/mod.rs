@@ -52,6 +52,8 @@ pub struct RegionOptions {
     pub remote_accessible: bool,
     /// Whether registering the very same range, location and access again counts a reference instead of failing. Both must ask for it.
     pub counted: bool,
+    /// Whether only whoever has the region can unregister it: by [`Registry::start_drain_of`], not by its address.
+    pub owned: bool,
 }
 
 /// Keeps a region from being released while bytes move in it. Dropping ends that.
@@ -210,7 +212,7 @@ impl Guards {
 pub enum Reservation {
     /// A new region in state Reserved: do the slow work, then commit or abandon.
     New(Arc<Region>),
-    /// One more reference to a live region; nothing to do. Undone by a [`Registry::start_drain`].
+    /// One more reference to a live region; nothing to do. Undone by a [`Registry::start_drain_of`].
     Counted(Arc<Region>),
 }
 
@@ -257,6 +259,10 @@ fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
             format!("cannot unregister {range}: another call is unregistering it, with {} uses under way", region.in_flight()),
         ),
         State::Quarantined => Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {QUARANTINED}")),
+        State::Live | State::DrainGivenUp => Error::new(
+            Code::InvalidArgument,
+            format!("cannot unregister {range}: it is the arena of a pool, which is unregistered by closing that"),
+        ),
         _ => Error::quiet(
             Code::AddressNotRegistered,
             format!("cannot unregister {range}: its registration has not ended; wait for that call to return"),
@@ -265,14 +271,20 @@ fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
 }
 
 impl Changes {
-    fn start_drain(&mut self, address: u64) -> std::result::Result<Removal, RefusedDrain> {
+    fn start_drain(&mut self, address: u64, by_owner: bool) -> std::result::Result<Removal, RefusedDrain> {
         let Changes { index, published, .. } = self;
         let entry = index.predecessor(address).filter(|entry| entry.contains(address)).ok_or(None)?;
         let state = entry.state();
         let region = match state {
             _ if entry.range().address() != address => return Err(Some((entry.to_arc(), state))),
+            State::Live | State::DrainGivenUp if entry.owned && !by_owner => return Err(Some((entry.to_arc(), state))),
             State::Live if entry.drop_reference_unless_last() => return Ok(Removal::Counted),
-            State::Live => published.close(&entry).unwrap_or_else(|| entry.to_arc()),
+            State::Live => {
+                // Whoever finds the count closed looks at the state for the reason.
+                entry.set_state(State::Draining);
+                entry.in_flight.close();
+                published.remove(&entry).unwrap_or_else(|| entry.to_arc())
+            }
             State::DrainGivenUp => {
                 entry.set_state(State::Draining);
                 entry.to_arc()
@@ -422,21 +434,19 @@ impl Registry {
     /// Errors: `AddressNotRegistered` unless a live region starts at the very address (the text says which region contains it, if one
     /// does); `BatchBusy` while another thread is removing it.
     pub fn start_drain(&self, address: u64) -> Result<Removal> {
-        let outcome = self.changes.lock().start_drain(address);
+        let outcome = self.changes.lock().start_drain(address, false);
         outcome.map_err(|refusal| refused_drain(address, refusal))
     }
 
-    /// [`Registry::start_drain`] for a region itself, whatever is at its address by now. `None` if it is not live any more.
-    pub fn start_drain_of(&self, region: &Arc<Region>) -> Option<Removal> {
+    /// [`Registry::start_drain`] for a region itself, whatever is at its address by now, also if it is owned. `None` if there is nothing to
+    /// be begun: it is not registered any more, or another thread is unregistering it.
+    pub fn start_drain_of(&self, region: &Region) -> Option<Removal> {
         let mut changes = self.changes.lock();
-        if !region.is_live() {
-            return None;
+        match region.state() {
+            // Then it is what the index has at its address.
+            State::Live | State::DrainGivenUp => changes.start_drain(region.range().address(), true).ok(),
+            _ => None,
         }
-        if region.drop_reference_unless_last() {
-            return Some(Removal::Counted);
-        }
-        changes.published.close(region);
-        Some(Removal::Last(region.clone()))
     }
 
     /// [`Registry::start_drain`] for many, seen by peers as one change. Results in the order of `addresses`; one that comes again after
@@ -444,7 +454,7 @@ impl Registry {
     pub fn start_drain_batch(&self, addresses: &[u64]) -> Vec<Result<Removal>> {
         let mut outcomes: Vec<std::result::Result<Removal, RefusedDrain>> = Vec::with_capacity(addresses.len());
         let mut changes = self.changes.lock();
-        outcomes.extend(addresses.iter().map(|address| changes.start_drain(*address)));
+        outcomes.extend(addresses.iter().map(|address| changes.start_drain(*address, false)));
         drop(changes);
         let is_draining = |outcome: &std::result::Result<_, RefusedDrain>| matches!(outcome, Err(Some((_, State::Draining))));
         if outcomes.iter().any(is_draining) {

@@ -20,7 +20,6 @@
 use std::sync::Arc;
 
 use super::Region;
-use super::region::State;
 
 /// Most regions in a block.
 pub(super) const BLOCK_CAPACITY: usize = 64;
@@ -97,14 +96,6 @@ impl Published {
             }
         }
         Some(removed)
-    }
-
-    /// Live -> Draining: refuses guards on a region, and removes it.
-    pub(super) fn close(&mut self, region: &Region) -> Option<Arc<Region>> {
-        // Whoever finds the count closed looks at the state for the reason.
-        region.set_state(State::Draining);
-        region.in_flight.close();
-        self.remove(region)
     }
 
     /// Throws away the text that holds a region, if it was added.

@@ -68,6 +68,7 @@ pub struct Region {
     state: AtomicU8,
     remote_accessible: bool,
     counted: bool,
+    pub(super) owned: bool,
 }
 
 impl Region {
@@ -83,6 +84,7 @@ impl Region {
             state: AtomicU8::new(State::Reserved as u8),
             remote_accessible: options.remote_accessible,
             counted: options.counted,
+            owned: options.owned,
         }
     }
 

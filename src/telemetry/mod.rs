@@ -110,10 +110,38 @@ impl Throughput {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// What is logged on this thread meanwhile, in a line each.
+    pub(crate) fn hear(what: impl FnOnce()) -> String {
+        let heard = Heard::default();
+        tracing::subscriber::with_default(heard.clone(), what);
+        std::mem::take(&mut *heard.0.lock())
+    }
+
+    #[derive(Clone, Default)]
+    struct Heard(std::sync::Arc<parking_lot::Mutex<String>>);
+
+    impl tracing::Subscriber for Heard {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                self.0.lock().push_str(&format!("{value:?}\n"))
+            });
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
 
     #[test]
     fn throughput_is_what_came_since_the_last_look() {

@@ -153,7 +153,7 @@ pub struct Route {
 
 /// Adds tasks for `requests` to the batch and starts them. All or nothing: on an error nothing was queued.
 ///
-/// `route` is asked once for each run of requests to the same segment.
+/// `route` is asked once for each segment.
 ///
 /// Errors: TooManyRequests when the batch has no room, Canceled when it was cancelled, AddressNotRegistered when local memory is being
 /// unregistered, and what `route` returns.

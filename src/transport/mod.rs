@@ -1,7 +1,7 @@
 //! How bytes move. A transport knows slices and memory, not batches.
 //!
-//! A transport is given [`Slice`]s and must call [`Completion::finish`] exactly once for each, after which it never touches the
-//! slice's memory again. It owns deadlines and cancellation of what it was given.
+//! A transport is given [`Slices`] and must end each exactly once, by [`Completion::finish`] or [`Completion::complete`], after which it
+//! never touches the slice's memory again. It owns deadlines and cancellation of what it was given.
 
 pub mod device;
 pub mod local;
@@ -67,7 +67,7 @@ pub struct Deadline {
 
 /// Who is told of a slice's end. Implemented by the transfer room.
 pub trait Completion: Send + Sync {
-    /// The slice is over: its bytes are in place, or the error says why not. Called exactly once for each slice.
+    /// The slice is over: its bytes are in place, or the error says why not. Once for each slice, this or [`Completion::complete`].
     fn finish(&self, index: u32, outcome: Result<()>);
 
     /// These slices are over, and their bytes are in place: [`Completion::finish`] for all of them, at a lower cost for each.

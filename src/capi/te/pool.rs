@@ -239,7 +239,8 @@ pub unsafe extern "C" fn te_pool_release(pool: *mut te_pool, lease: u64, outcome
 /// and a negative number waits for as long as it takes. While it waits, calls of te_pool_acquire give
 /// TE_ERR_CANCELED, also those that were waiting. Errors: TE_ERR_BATCH_BUSY if leases are still out, or the pool
 /// is being closed by another call: it is open as before. The same if a transfer that uses its memory without
-/// a lease did not end within five seconds: then the memory takes no new transfers, and the call can be repeated.
+/// a lease did not end within five seconds: then the memory takes no new transfers, and the call can be repeated. What a
+/// device answers that does not give the memory back: the pool is closed then, and its memory stays mapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_pool_close(pool: *mut te_pool, timeout_ms: i64) -> te_status {
     call(|| handle::close_pool(pool as u64, read_limit(timeout_ms)))

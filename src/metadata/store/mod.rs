@@ -49,6 +49,14 @@ pub fn bounded<T>(operation: impl FnOnce() -> T) -> T {
     operation()
 }
 
+/// Work that may take long without asking a server, in an operation that is bounded: its time is not counted.
+pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let outcome = work();
+    OPERATION_END.set(operation_end().map(|end| end + begin.elapsed()));
+    outcome
+}
+
 /// When the operation of this thread has to end, if it has one.
 pub(crate) fn operation_end() -> Option<Instant> {
     OPERATION_END.get()

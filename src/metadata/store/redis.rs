@@ -241,6 +241,8 @@ mod tests {
     use std::net::TcpStream;
     use std::time::Duration;
 
+    use crate::telemetry::tests::hear;
+
     use super::super::stub::{Stub, assert_that_calls_end_whatever_the_server_does, reset};
     use super::*;
 
@@ -481,37 +483,13 @@ mod tests {
         assert!(store.idle.lock().len() <= KEPT);
     }
 
-    /// Keeps what is logged.
-    #[derive(Clone, Default)]
-    struct Heard(Arc<Mutex<String>>);
-
-    impl tracing::Subscriber for Heard {
-        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-            true
-        }
-        fn event(&self, event: &tracing::Event<'_>) {
-            event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-                self.0.lock().push_str(&format!("{value:?}\n"))
-            });
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-
     #[test]
     fn a_password_in_an_address_is_not_logged() {
-        let heard = Heard::default();
-        tracing::subscriber::with_default(heard.clone(), || {
+        let heard = hear(|| {
             for text in [":secret@h:6379/0", "user:secret@h", "secret@"] {
                 assert!(RedisStore::new(text, &RedisConfig::default()).is_err());
             }
         });
-        let heard = heard.0.lock();
         assert!(heard.contains("MC_REDIS_PASSWORD") && !heard.contains("secret"), "{heard}");
     }
 

@@ -245,7 +245,7 @@ fn answer(shared: &Shared, request: &Message) -> std::result::Result<Message, St
             }
             Err(error) => {
                 let reason = explain(shared, nic, &connection, error, false);
-                let fallout = nic.retire(index, id, Some(Error::new(Code::Endpoint, reason.clone())));
+                let fallout = nic.retire(index, id, Some(Error::quiet(Code::Endpoint, reason.clone())));
                 shared.settle(nic, fallout);
                 return Err(reason);
             }

@@ -251,7 +251,7 @@ impl Nic {
     }
 
     /// Whether the key was made since the device was opened; others are of an earlier opening.
-    pub fn has_made(&self, key: &MemoryKey) -> bool {
+    fn has_made(&self, key: &MemoryKey) -> bool {
         key.handle >> REGION_BITS == self.opening
     }
 }
@@ -292,11 +292,10 @@ impl Device for Nic {
     }
 
     fn deregister(&self, key: &MemoryKey) -> Result<()> {
-        let taken = match self.has_made(key) {
-            true => self.regions.lock().place(key.handle).and_then(|place| place.region.take()),
-            false => None,
-        };
-        let Some(region) = taken else {
+        if !self.has_made(key) {
+            return Ok(());
+        }
+        let Some(region) = self.regions.lock().place(key.handle).and_then(|place| place.region.take()) else {
             let text = format!("{} has no memory region {:#x} with key {:#x}", self.name, key.handle, key.lkey);
             return Err(Error::new(Code::Internal, text));
         };

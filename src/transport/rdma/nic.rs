@@ -1125,10 +1125,7 @@ impl Device for LocalNic {
     }
 
     fn deregister(&self, key: &MemoryKey) -> Result<()> {
-        match self.opened() {
-            Some(opened) if opened.device.has_made(key) => opened.device.deregister(key),
-            // The device was closed since, and without its queue pairs nothing reaches the memory.
-            _ => Ok(()),
-        }
+        // Where the device was closed since, nothing reaches the memory, without its queue pairs.
+        self.opened().map_or(Ok(()), |opened| opened.device.deregister(key))
     }
 }

@@ -170,7 +170,7 @@ impl Bench {
     }
 
     fn register(&self, range: MemoryRange) -> Arc<Region> {
-        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false };
+        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
         let Ok(Reservation::New(region)) = self.registry.reserve(range, &options) else { panic!("not reserved") };
         self.registry.commit(std::slice::from_ref(&region));
         region

@@ -8,6 +8,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use transfer_engine::registration::OUT_OF_CACHE;
 use transfer_engine::registration::populate::populate;
 use transfer_engine::transport::Device;
 
@@ -39,8 +40,6 @@ const SAMPLE: usize = 256 << 20;
 const QUICK_SAMPLE: usize = 16 << 20;
 const ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 2;
-/// As far apart as the library lets threads begin that give long memory back.
-const APART: Duration = Duration::from_micros(300);
 
 /// Nanoseconds for a page, unless they say otherwise.
 #[derive(Clone, Copy)]
@@ -206,7 +205,7 @@ fn measure(sample: usize) -> Result<Units, Box<dyn Error>> {
     let (pin_together, keys) = time_both(Duration::ZERO, |number| rings[number].register(range, true))?;
     let (release_together, _) = time_both(Duration::ZERO, |number| rings[number].deregister(&keys[number]))?;
     let (_, keys) = time_both(Duration::ZERO, |number| rings[number].register(range, true))?;
-    let (release_apart, _) = time_both(APART, |number| rings[number].deregister(&keys[number]))?;
+    let (release_apart, _) = time_both(OUT_OF_CACHE, |number| rings[number].deregister(&keys[number]))?;
 
     let memory = untouched()?;
     let range = memory.range();

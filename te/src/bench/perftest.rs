@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use transfer_engine::config::Config;
 use transfer_engine::topology::{Machine, Topology};
 
 use super::transfer::Operation;
@@ -27,7 +28,8 @@ struct Device {
 impl Device {
     fn find(name: &str) -> Device {
         let machine = Machine::default();
-        let links = Topology::discover(&machine, &[name.to_string()]).links(&machine, 1, None);
+        let config = Config::from_environment().rdma;
+        let links = Topology::discover(&machine, &[name.to_string()]).links(&machine, config.port, config.gid_index);
         Device { name: name.to_string(), gid_index: links.first().and_then(|link| link.gid).map(|(_, index)| index) }
     }
 }

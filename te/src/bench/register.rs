@@ -25,7 +25,7 @@ use crate::system::{Arena, process_cpu_time};
 /// Arguments of `te bench register`.
 #[derive(clap::Args, Serialize)]
 pub struct Arguments {
-    /// Few figures within seconds: other defaults for --regions and --rounds, less memory for --model.
+    /// Few figures within seconds: other defaults for what takes long.
     #[arg(long)]
     quick: bool,
     /// Numbers of regions that are registered beforehand, ascending.
@@ -58,7 +58,7 @@ pub struct Arguments {
     pinning: pin::Arguments,
     /// Register with these RDMA devices, beside the verbs alone.
     #[cfg(feature = "rdma")]
-    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "model", "batch"])]
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["pin", "model", "metadata", "batch"])]
     device: Vec<String>,
     /// Measure instead what it costs to tell a metadata server of memory: its URI, or `start` for one that is started and ended again.
     #[arg(long, value_name = "URI|start", conflicts_with_all = ["pin", "model"])]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::{Method, StatusCode};
 
 /// Upper bounds of the latency histogram in seconds, the last of which is infinite.
-const BOUNDS: [&str; 11] = ["0.0001", "0.0005", "0.001", "0.005", "0.01", "0.05", "0.1", "0.5", "1", "5", "+Inf"];
+const BOUNDS: [f64; 11] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, f64::INFINITY];
 
 /// Requests of one method.
 #[derive(Default)]
@@ -50,12 +50,13 @@ impl Metrics {
     pub fn count(&self, method: &Method, status: StatusCode, duration: Duration) {
         // What clients make up may not become labels.
         let method = ["DELETE", "GET", "HEAD", "PUT"].into_iter().find(|name| *name == method.as_str()).unwrap_or("other");
+        let seconds = duration.as_secs_f64();
         let mut requests = self.requests.lock().expect("nothing panics under this lock");
         let requests = requests.entry(method).or_default();
         *requests.by_status.entry(status.as_u16()).or_default() += 1;
-        requests.seconds += duration.as_secs_f64();
+        requests.seconds += seconds;
         for (within, bound) in requests.within.iter_mut().zip(BOUNDS) {
-            *within += u64::from(duration.as_secs_f64() <= bound.parse().unwrap_or(f64::INFINITY));
+            *within += u64::from(seconds <= bound);
         }
     }
 
@@ -88,6 +89,7 @@ impl Metrics {
         let _ = writeln!(text, "# HELP {name} From the end of a request's head to its answer.\n# TYPE {name} histogram");
         for (method, Requests { within, seconds, .. }) in &*requests {
             for (bound, count) in BOUNDS.iter().zip(within) {
+                let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".to_string() };
                 let _ = writeln!(text, "{name}_bucket{{method=\"{method}\",le=\"{bound}\"}} {count}");
             }
             let count = within[BOUNDS.len() - 1];

@@ -21,8 +21,6 @@ class ServerTestCase(TestCase):
 
     make = None  # starts a server
     wheel_speaks = True  # whether upstream's package does; it ends the process where it does not
-    refuses_rewrites = False  # of keys that contain rpc_meta
-    survives = False  # what is written outlives the server
 
     @classmethod
     def setUpClass(cls):
@@ -78,7 +76,6 @@ class RedisWithPassword(RedisServer):
 
 class EtcdServer:
     make = servers.EtcdServer
-    survives = True
 
 
 class EtcdWithPassword(EtcdServer):
@@ -88,14 +85,12 @@ class EtcdWithPassword(EtcdServer):
 
 class PythonServer:
     make = servers.PythonServer
-    refuses_rewrites = True
 
 
 class Stub:
     """As the server in upstream's master."""
 
     make = servers.Stub
-    refuses_rewrites = True
 
 
 def with_each(*backends):
