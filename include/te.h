@@ -723,6 +723,13 @@ te_status te_batch_free(te_engine *engine, te_batch batch);
 //     te_pool_release(pool, lease.id, TE_POOL_OVER, 0);
 //     te_pool_close(pool, 1000);
 //
+// te_put and te_get do all of that for many ranges in one call, by the way that suits each of them; te_get_leased hands the
+// lease out.
+//
+//     te_pool_item item = {payload, length, peer, remote_addr};
+//
+//     te_put(engine, pool, &item, sizeof item, 1, NULL, NULL, 0);
+//
 // Who waits for a lease is served in the order of arrival. Puts and gets share the memory, but a part of it is
 // kept for either: however many leases puts have, gets can go on, and the other way round. Acquiring and
 // releasing a lease take some hundred nanoseconds and no system call, unless a thread waits.
@@ -744,6 +751,24 @@ te_status te_batch_free(te_engine *engine, te_batch batch);
 
 /// No bytes are kept for the direction.
 #define TE_POOL_NO_RESERVE UINT64_MAX
+
+/// While a pool has no room, te_put and te_get register the memory of what they would stage, and transfer it from there.
+#define TE_POOL_REGISTER 0
+
+/// They wait until there is room.
+#define TE_POOL_WAIT 1
+
+/// They give up what they would stage, as TE_STATE_TIMEOUT.
+#define TE_POOL_FAIL 2
+
+/// te_put and te_get choose the way of each item.
+#define TE_POOL_AUTO 0
+
+/// Whatever can be staged is staged, unless its memory is registered.
+#define TE_POOL_STAGED 1
+
+/// Nothing is staged.
+#define TE_POOL_DIRECT 2
 
 /// A pool.
 typedef struct te_pool te_pool;
@@ -775,6 +800,11 @@ typedef struct te_pool_options {
     uint64_t put_reserve;
     /// The same for TE_POOL_GET, so that puts cannot starve gets.
     uint64_t get_reserve;
+    /// What te_put and te_get do while there is no room: TE_POOL_REGISTER, TE_POOL_WAIT or TE_POOL_FAIL. The first
+    /// time that something is registered for this reason is logged, and all are counted in te_pool_statistics.
+    uint32_t fallback;
+    /// Zero.
+    uint32_t reserved;
 } te_pool_options;
 
 /// Memory that a pool has lent.
@@ -831,7 +861,54 @@ typedef struct te_pool_statistics {
     uint64_t refused;
     /// Leases that were ever quarantined.
     uint64_t ever_quarantined;
+    /// Calls of te_put.
+    uint64_t puts;
+    /// Calls of te_get and te_get_leased.
+    uint64_t gets;
+    /// Items that were transferred from or to memory that was registered.
+    uint64_t items_zero_copy;
+    /// Items that were transferred from or to where they are, after their memory was registered for the call, or without that where
+    /// it need not be.
+    uint64_t items_direct;
+    /// Items that were to go through a lease; those that fell back are among them.
+    uint64_t items_staged;
+    /// Their bytes.
+    uint64_t bytes_staged;
+    /// Ranges that were registered for te_put and te_get.
+    uint64_t registrations;
+    /// Groups of items that were registered instead of staged, because there was no room.
+    uint64_t fallbacks;
+    /// Items that were transferred again after a failure, counted each time.
+    uint64_t retried;
 } te_pool_statistics;
+
+/// An item of te_put, te_get or te_get_leased.
+typedef struct te_pool_item {
+    /// First byte of the local range, which need not be registered. NULL for te_get_leased.
+    void *local;
+    /// Length of both ranges in bytes. 0 completes at once.
+    uint64_t length;
+    /// The segment of the other range.
+    te_segment segment;
+    /// First byte of the other range, in the address space of its process.
+    uint64_t remote_addr;
+} te_pool_item;
+
+/// Options of te_put, te_get and te_get_leased.
+typedef struct te_pool_transfer_options {
+    /// sizeof(te_pool_transfer_options).
+    size_t struct_size;
+    /// TE_POOL_AUTO, TE_POOL_STAGED or TE_POOL_DIRECT. te_get_leased ignores it.
+    uint32_t path;
+    /// How many times an item is transferred again that has failed. What ended because of `timeout_ms`, or was canceled, is not.
+    uint32_t retries;
+    /// How long to wait before that, in milliseconds.
+    uint32_t retry_pause_ms;
+    /// Zero.
+    uint32_t reserved;
+    /// Limit of the whole call, in milliseconds: items that are not over by then end as TE_STATE_TIMEOUT. 0: no such limit.
+    int64_t timeout_ms;
+} te_pool_transfer_options;
 
 /// Creates a pool and registers its memory, for transfers of this engine. Free it with te_pool_close.
 ///
@@ -889,6 +966,65 @@ te_status te_pool_stats(te_pool *pool, te_pool_statistics *statistics);
 /// know; and for memory of the caller.
 te_status te_pool_trim(te_pool *pool,
                        uint64_t *bytes);
+
+/// Writes `count` items into their segments, and returns when all are over.
+///
+/// The local ranges need not be registered. For each item the engine chooses the best way: from where it is, if it is
+/// registered or the segment is reached by a transport that needs no registration (TCP, and the engine itself);
+/// registered for the call, if it is memory of a device or longer than the largest lease; else through a lease of the pool or
+/// registered for the call, whichever has taken less time lately. Ranges that overlap or touch are registered once, and
+/// unregistered before the call returns; while they are, te_register_local_memory refuses them with
+/// TE_ERR_ADDRESS_OVERLAPPED. Of items whose ranges in the same segment overlap the last one wins.
+///
+/// `items` is an array with elements of `item_size` bytes, sizeof(te_pool_item); `options` may be NULL. `results` is an
+/// array of `count` elements of `result_size` bytes, sizeof(te_transfer_result), or NULL (`result_size` is
+/// ignored then).
+///
+/// Returns 0 if all items have completed, else the error of the first that has not, and te_last_error() is its text. In both
+/// cases all results are written. Memory of the caller is not touched any more then. What uses a lease may be under way when
+/// `timeout_ms` has passed: its lease is quarantined until it is over. If the call is refused as a whole, nothing is
+/// started and no result is written: TE_ERR_INVALID_ARGUMENT for a bad argument, or a pool of another engine;
+/// TE_ERR_INVALID_HANDLE for an unknown segment, or a pool that was closed; TE_ERR_CANCELED for one that is being closed;
+/// TE_ERR_NOT_SUPPORTED_TRANSPORT.
+///
+/// If all items have completed but memory that was registered for the call could not be unregistered, that error is
+/// returned; the memory stays blocked.
+te_status te_put(te_engine *engine,
+                 te_pool *pool,
+                 const te_pool_item *items,
+                 size_t item_size,
+                 size_t count,
+                 const te_pool_transfer_options *options,
+                 te_transfer_result *results,
+                 size_t result_size);
+
+/// Reads `count` items from their segments into local ranges, as te_put writes them; of items whose local ranges overlap the
+/// last one wins. A local range is not touched before its item has arrived if that is staged.
+te_status te_get(te_engine *engine,
+                 te_pool *pool,
+                 const te_pool_item *items,
+                 size_t item_size,
+                 size_t count,
+                 const te_pool_transfer_options *options,
+                 te_transfer_result *results,
+                 size_t result_size);
+
+/// Reads `count` items from their segments into one lease of the pool, and hands it out: item i begins at
+/// `lease->addr` plus the lengths of the items before it. `local` of each item is NULL. Nothing is copied.
+///
+/// Set `lease->struct_size` before the call. If all items have completed, the lease is written; the caller gives it back by
+/// te_pool_release. Otherwise the call gives it back, and results are written, and errors are, as of te_put. The lease is for
+/// TE_POOL_GET; while there is no room, the call waits for it if the pool's fallback is TE_POOL_WAIT, and is refused with
+/// TE_ERR_TIMEOUT otherwise. TE_ERR_INVALID_ARGUMENT for 0 bytes in all, or more than the largest lease.
+te_status te_get_leased(te_engine *engine,
+                        te_pool *pool,
+                        const te_pool_item *items,
+                        size_t item_size,
+                        size_t count,
+                        const te_pool_transfer_options *options,
+                        te_pool_lease *lease,
+                        te_transfer_result *results,
+                        size_t result_size);
 
 // ----------------------------------------------------------------------------------------------------
 // Notifications

@@ -191,10 +191,12 @@ SIZE(te_notification, 16);
 SIZE(te_statistics, 232);
 SIZE(te_registration_cost, 64);
 SIZE(te_device_cost, 80);
-SIZE(te_pool_options, 72);
+SIZE(te_pool_options, 80);
 SIZE(te_pool_lease, 40);
 AT(te_pool_lease, addr, 24);
-SIZE(te_pool_statistics, 144);
+SIZE(te_pool_statistics, 216);
+SIZE(te_pool_item, 32);
+SIZE(te_pool_transfer_options, 32);
 
 int use(te_engine *engine, void *buffer, te_log_callback callback);
 int use(te_engine *engine, void *buffer, te_log_callback callback) {

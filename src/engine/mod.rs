@@ -23,6 +23,11 @@ mod presence;
 #[cfg(all(test, feature = "rdma"))]
 mod rdma_tests;
 mod segments;
+pub mod staging;
+#[cfg(all(test, feature = "rdma"))]
+mod staging_rdma_tests;
+#[cfg(test)]
+mod staging_tests;
 #[cfg(test)]
 mod tests;
 
@@ -45,7 +50,7 @@ use crate::metadata::store::{self, Store};
 use crate::metadata::{SegmentDescriptor, SegmentHeader};
 use crate::pool::{Pool, PoolOptions};
 use crate::registration::Registrar;
-use crate::registry::{Region, RegionOptions, RegistrationCost, Registry};
+use crate::registry::{Owner, Region, RegionOptions, RegistrationCost, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
@@ -724,7 +729,8 @@ impl Engine {
         self.check_open()?;
         let pool = Arc::new(Pool::new(options)?);
         // Peers have no use for it, so they are not told.
-        let options = RegionOptions { location: pool.location().clone(), remote_accessible: false, counted: false, owned: true };
+        let options =
+            RegionOptions { location: pool.location().clone(), remote_accessible: false, counted: false, owner: Owner::Pool };
         let transports = self.transports.read();
         // With the lock: whoever shuts the engine down finds the pool, or is seen here, and then nothing moves.
         self.check_open()?;
@@ -747,7 +753,7 @@ impl Engine {
         }
         let arena = self.pools.lock().iter().find(|(other, _)| Arc::ptr_eq(other, pool)).map(|(_, arena)| arena.clone());
         let Some(arena) = arena else { return Ok(()) };
-        match self.registrar.unregister_owned(&arena, &transports) {
+        match self.registrar.unregister_owned(std::slice::from_ref(&arena), &transports) {
             Ok(()) => self.pools.lock().retain(|(other, _)| !Arc::ptr_eq(other, pool)),
             Err(error) => {
                 if error.code() == Code::BatchBusy {
@@ -972,7 +978,7 @@ fn region_options(options: &MemoryOptions) -> RegionOptions {
         location: options.location.clone(),
         remote_accessible: options.remote_accessible,
         counted: options.counted,
-        owned: false,
+        owner: Owner::Program,
     }
 }
 

@@ -85,6 +85,8 @@ pub enum Refusal {
         leases: u64,
         /// Those that wait for the end of a batch.
         quarantined: u64,
+        /// Puts and gets that are inside.
+        calls: u64,
     },
 }
 
@@ -149,13 +151,15 @@ struct State {
     /// What became of those who are in no queue any more and have not seen it yet.
     answers: BTreeMap<u64, Result<Grant, Refusal>>,
     next_ticket: u64,
+    /// Puts and gets that are inside.
+    calls: u64,
     figures: Figures,
 }
 
 /// The leases of one pool. Any thread may call anything.
 pub struct Ledger {
     state: Mutex<State>,
-    /// For who closes.
+    /// For who closes, and for who pauses.
     idle: Condvar,
 }
 
@@ -183,6 +187,7 @@ impl Ledger {
                 queues: Default::default(),
                 answers: BTreeMap::new(),
                 next_ticket: 0,
+                calls: 0,
                 figures: Figures::default(),
             }),
             idle: Condvar::new(),
@@ -280,7 +285,37 @@ impl Ledger {
         }
     }
 
-    /// Closes when no lease is out, waiting for that for up to `limit` (`None`: for as long as it takes). With a limit of 0 leases that
+    /// Begins a put or get, during which the ledger is not closed but by [`Ledger::invalidate`].
+    ///
+    /// Refused as Closing or Closed.
+    pub fn enter(&self) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        state.check_open()?;
+        state.calls += 1;
+        Ok(())
+    }
+
+    /// Ends what [`Ledger::enter`] began.
+    pub fn leave(&self) {
+        let mut state = self.lock();
+        state.calls -= 1;
+        self.tell_if_idle(&state);
+    }
+
+    /// Sleeps, but not after the ledger is closed.
+    pub fn pause(&self, limit: Duration) {
+        let Some(end) = Instant::now().checked_add(limit) else { return };
+        let mut state = self.lock();
+        while state.phase != Phase::Closed {
+            let rest = end.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return;
+            }
+            state = self.idle.wait_timeout(state, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    /// Closes when no lease is out and no call inside, waiting for that for up to `limit` (`None`: for as long as it takes). With a limit of 0 leases that
     /// are out change nothing; else none is granted meanwhile, those who wait for one are refused, and when the time has passed it is open as before.
     ///
     /// Refused as Busy, also if somebody else is closing it, or Closed.
@@ -291,14 +326,14 @@ impl Ledger {
             Phase::Closing => return Err(state.busy()),
             Phase::Closed => return Err(Refusal::Closed),
         }
-        if state.figures.leases > 0 {
+        if !state.is_idle() {
             if limit == Some(Duration::ZERO) {
                 return Err(state.busy());
             }
             state.phase = Phase::Closing;
             state.refuse_all(Refusal::Closing);
             let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-            while state.figures.leases > 0 && state.phase == Phase::Closing {
+            while !state.is_idle() && state.phase == Phase::Closing {
                 let Some(end) = end else {
                     state = self.idle.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
                     continue;
@@ -363,7 +398,11 @@ impl Ledger {
 
     fn free(&self, state: &mut State, slot: usize) {
         state.free(slot);
-        if state.figures.leases == 0 && state.phase == Phase::Closing {
+        self.tell_if_idle(state);
+    }
+
+    fn tell_if_idle(&self, state: &State) {
+        if state.phase == Phase::Closing && state.is_idle() {
             self.idle.notify_all();
         }
     }
@@ -378,8 +417,12 @@ impl State {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.figures.leases == 0 && self.calls == 0
+    }
+
     fn busy(&self) -> Refusal {
-        Refusal::Busy { leases: self.figures.leases, quarantined: self.figures.quarantined }
+        Refusal::Busy { leases: self.figures.leases, quarantined: self.figures.quarantined, calls: self.calls }
     }
 
     fn find(&self, id: u64) -> Result<usize, Refusal> {
@@ -634,7 +677,7 @@ mod tests {
                         let expected = match leases {
                             _ if model.closed => Err(Refusal::Closed),
                             0 => Ok(()),
-                            _ => Err(Refusal::Busy { leases, quarantined }),
+                            _ => Err(Refusal::Busy { leases, quarantined, calls: 0 }),
                         };
                         prop_assert_eq!(ledger.close(Some(Duration::ZERO)), expected);
                         model.closed |= leases == 0;
@@ -730,7 +773,7 @@ mod tests {
     fn closing_refuses_who_waits_and_opens_again_when_its_time_has_passed() {
         let ledger = ledger([(4, 4), (0, 0), (0, 0)]);
         let held = now(&ledger, Direction::Any, 4).unwrap();
-        let busy = Err(Refusal::Busy { leases: 1, quarantined: 0 });
+        let busy = Err(Refusal::Busy { leases: 1, quarantined: 0, calls: 0 });
         std::thread::scope(|scope| {
             let waiter = wait_in_line(scope, &ledger, Direction::Any, 1);
             assert_eq!(ledger.close(Some(Duration::ZERO)), busy);

@@ -2,7 +2,8 @@
 //!
 //! A pool is one arena, mapped here or the caller's, which the engine registers before the first lease and unregisters after the last.
 //! `extents` keeps what is free, `ledger` who has what; this module turns units into addresses and options into shares. Which
-//! transfers use a lease is the caller's business: it releases with what it knows of them.
+//! transfers use a lease is the caller's business: it releases with what it knows of them. The engine is such a caller: its puts and gets go
+//! through pools by a [`plan`], and are counted here.
 //!
 //! **A lease is never handed out while late bytes may land in it.** Whoever releases it says that no transfer uses it, or names the batch that
 //! may. Then the lease is quarantined until no task of that batch is running; the thread that ends the last one frees it.
@@ -16,11 +17,13 @@
 
 mod extents;
 mod ledger;
+pub mod plan;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use self::extents::Extent;
@@ -30,6 +33,7 @@ use crate::error::{Code, Error, Result};
 use crate::sys::MemoryRange;
 use crate::sys::arena::Arena;
 use crate::sys::pages;
+use crate::telemetry::Counter;
 use crate::transfer::Batch;
 
 /// How a pool is made. `None` is the default.
@@ -53,6 +57,20 @@ pub struct PoolOptions {
     pub put_reserve: Option<u64>,
     /// The same for gets.
     pub get_reserve: Option<u64>,
+    /// What puts and gets do when there is no room.
+    pub fallback: Fallback,
+}
+
+/// What puts and gets do with payloads for which a pool has no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// They register their memory, and transfer from there.
+    #[default]
+    Register,
+    /// They wait until there is.
+    Wait,
+    /// They give them up.
+    Fail,
 }
 
 const DEFAULT_BYTES: u64 = 64 << 20;
@@ -114,6 +132,56 @@ pub struct PoolStatistics {
     pub refused: u64,
     /// Leases that were ever quarantined.
     pub ever_quarantined: u64,
+    /// Calls that put.
+    pub puts: u64,
+    /// Calls that get.
+    pub gets: u64,
+    /// Items of puts and gets that were in registered memory.
+    pub items_zero_copy: u64,
+    /// Items whose memory was registered for the call, or needed no registration.
+    pub items_direct: u64,
+    /// Items that went through a lease.
+    pub items_staged: u64,
+    /// Their bytes.
+    pub bytes_staged: u64,
+    /// Ranges that puts and gets have registered.
+    pub registrations: u64,
+    /// Groups of items that were not staged because there was no room.
+    pub fallbacks: u64,
+    /// Items that were transferred once more, each time.
+    pub retried: u64,
+}
+
+/// What puts and gets have counted. See [`PoolStatistics`].
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// See [`PoolStatistics::puts`].
+    pub puts: Counter,
+    /// See [`PoolStatistics::gets`].
+    pub gets: Counter,
+    /// See [`PoolStatistics::items_zero_copy`].
+    pub items_zero_copy: Counter,
+    /// See [`PoolStatistics::items_direct`].
+    pub items_direct: Counter,
+    /// See [`PoolStatistics::items_staged`].
+    pub items_staged: Counter,
+    /// See [`PoolStatistics::bytes_staged`].
+    pub bytes_staged: Counter,
+    /// See [`PoolStatistics::registrations`].
+    pub registrations: Counter,
+    /// See [`PoolStatistics::fallbacks`].
+    pub fallbacks: Counter,
+    /// See [`PoolStatistics::retried`].
+    pub retried: Counter,
+}
+
+/// A put or get that is inside a pool, which is not closed meanwhile unless its engine is destroyed.
+pub struct Call<'a>(&'a Pool);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.ledger.leave();
+    }
 }
 
 enum Memory {
@@ -127,6 +195,9 @@ pub struct Pool {
     location: Arc<str>,
     layout: Layout,
     ledger: Arc<Ledger>,
+    fallback: Fallback,
+    usage: Usage,
+    has_warned: AtomicBool,
 }
 
 impl Pool {
@@ -151,7 +222,47 @@ impl Pool {
             Some(arena) => Memory::Given(arena),
             None => Memory::Mapped(Arena::map(bytes, node).map_err(|error| map_error(error, bytes, &location))?),
         };
-        Ok(Pool { memory, location, ledger: Arc::new(Ledger::new(layout.shares)), layout })
+        let ledger = Arc::new(Ledger::new(layout.shares));
+        let (fallback, usage, has_warned) = (options.fallback, Usage::default(), AtomicBool::new(false));
+        Ok(Pool { memory, location, layout, ledger, fallback, usage, has_warned })
+    }
+
+    /// Begins a put or get. Errors: Canceled if the pool is being closed; InvalidHandle if it is closed.
+    pub fn begin_call(&self) -> Result<Call<'_>> {
+        self.ledger.enter().map_err(|refusal| self.error(refusal, 0))?;
+        Ok(Call(self))
+    }
+
+    /// Sleeps for so long, or until the engine is destroyed.
+    pub fn pause(&self, limit: Duration) {
+        self.ledger.pause(limit);
+    }
+
+    /// See [`PoolOptions::fallback`].
+    pub fn fallback(&self) -> Fallback {
+        self.fallback
+    }
+
+    /// See [`PoolOptions::largest_lease`].
+    pub fn largest_lease(&self) -> u64 {
+        self.layout.largest_lease
+    }
+
+    /// Where puts and gets count.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// A group of items is not staged because of this refusal. It is logged once in the life of the pool.
+    #[cold]
+    pub fn fall_back(&self, refusal: &Error) {
+        self.usage.fallbacks.add(1);
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{}. Memory of puts and gets is registered instead when that happens, which takes longer; it is not said again",
+                refusal.message()
+            );
+        }
     }
 
     /// The memory that is to be registered.
@@ -201,7 +312,7 @@ impl Pool {
 
     /// Closes the pool when all leases are back, waiting for up to `limit` (`None`: for as long as it takes). Meanwhile none is lent.
     ///
-    /// Errors: BatchBusy if some are out or quarantined; the pool is as before. InvalidHandle if it is closed.
+    /// Errors: BatchBusy if some are out or quarantined, or a put or get is inside; the pool is as before. InvalidHandle if it is closed.
     pub fn close(&self, limit: Option<Duration>) -> Result<()> {
         self.ledger.close(limit).map_err(|refusal| self.error(refusal, 0))
     }
@@ -231,7 +342,7 @@ impl Pool {
     /// What it is, has, and has done.
     pub fn statistics(&self) -> PoolStatistics {
         let (layout, figures) = (&self.layout, self.ledger.figures());
-        let bytes = |units: u64| units * layout.alignment;
+        let (bytes, usage) = (|units: u64| units * layout.alignment, &self.usage);
         let [_, put, get] = layout.shares;
         PoolStatistics {
             arena: self.arena(),
@@ -253,6 +364,15 @@ impl Pool {
             waited: figures.waited,
             refused: figures.refused,
             ever_quarantined: figures.ever_quarantined,
+            puts: usage.puts.get(),
+            gets: usage.gets.get(),
+            items_zero_copy: usage.items_zero_copy.get(),
+            items_direct: usage.items_direct.get(),
+            items_staged: usage.items_staged.get(),
+            bytes_staged: usage.bytes_staged.get(),
+            registrations: usage.registrations.get(),
+            fallbacks: usage.fallbacks.get(),
+            retried: usage.retried.get(),
         }
     }
 
@@ -279,9 +399,10 @@ impl Pool {
                 let text = format!("lease {subject:#x} was released already, and is quarantined until its batch is over");
                 Error::new(Code::InvalidHandle, text)
             }
-            Refusal::Busy { leases, quarantined } => {
+            Refusal::Busy { leases, quarantined, calls } => {
                 let text = format!(
-                    "leases of the pool are out: {leases}, of them quarantined until their batches are over: {quarantined}; release them first"
+                    "leases of the pool are out: {leases}, of them quarantined until their batches are over: {quarantined}; puts and gets that \
+                     have not returned: {calls}; release them, or wait for them, first"
                 );
                 Error::quiet(Code::BatchBusy, text)
             }

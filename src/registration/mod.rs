@@ -312,10 +312,17 @@ impl Registrar {
         self.drain_all(&draining, transports)
     }
 
-    /// Unregisters a region that is owned, at whose address it cannot be unregistered. Errors as [`Registrar::unregister`]; none if it is
-    /// not registered any more.
-    pub fn unregister_owned(&self, region: &Arc<Region>, transports: &[Arc<dyn Transport>]) -> Result<()> {
-        self.give_back_references(std::slice::from_ref(region), transports)
+    /// Gives a reference of each of these regions back, which are a pool's or those of puts and gets, and unregisters those of which it was the
+    /// last. The first error, as of [`Registrar::unregister`]; those that are not registered any more are none.
+    pub fn unregister_owned(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+        self.give_back_references(regions, transports)
+    }
+
+    /// See [`Registry::retain`].
+    pub fn retain(&self, region: &Region) -> bool {
+        let is_live = self.registry.retain(region);
+        self.counters.regions_registered.add(u64::from(is_live));
+        is_live
     }
 
     /// Unregisters the region that starts at `address`. Errors: AddressNotRegistered; BatchBusy when work in flight did not end within

@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 use parking_lot::{Condvar, Mutex};
 
 use super::*;
-use crate::registry::{Access, MemoryKey};
+use crate::registry::{Access, MemoryKey, Owner};
 use crate::transport::{Segment, Slices};
 
 /// Fails on demand, and keeps count.
@@ -108,7 +108,7 @@ fn range(address: u64) -> MemoryRange {
 }
 
 fn options(counted: bool) -> RegionOptions {
-    RegionOptions { location: "*".into(), remote_accessible: true, counted, owned: false }
+    RegionOptions { location: "*".into(), remote_accessible: true, counted, owner: Owner::Program }
 }
 
 #[test]

@@ -665,7 +665,7 @@ mod loom_tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::registry::RegionOptions;
+    use crate::registry::{Owner, RegionOptions};
 
     /// Regions of 5 bytes.
     const LENGTH: u64 = 5;
@@ -674,7 +674,7 @@ mod loom_tests {
 
     impl Regions {
         fn new(starts: &[u64]) -> Regions {
-            let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
+            let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Owner::Program };
             let region =
                 |start: &u64| Arc::new(Region::new(fake_range(*start, LENGTH), &options, options.location.clone(), *start));
             Regions(starts.iter().map(region).collect())

@@ -52,8 +52,21 @@ pub struct RegionOptions {
     pub remote_accessible: bool,
     /// Whether registering the very same range, location and access again counts a reference instead of failing. Both must ask for it.
     pub counted: bool,
-    /// Whether only whoever has the region can unregister it: by [`Registry::start_drain_of`], not by its address.
-    pub owned: bool,
+    /// Who unregisters it.
+    pub owner: Owner,
+}
+
+/// Who unregisters a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owner {
+    /// The program, by its address.
+    #[default]
+    Program,
+    /// The pool whose arena it is, by [`Registry::start_drain_of`]; not by its address.
+    Pool,
+    /// The puts and gets that move its bytes, each of which has a reference: as for a pool. If the last one's drain ran out of time, whoever
+    /// knows the address may start it again.
+    Call,
 }
 
 /// Keeps a region from being released while bytes move in it. Dropping ends that.
@@ -120,6 +133,29 @@ impl<'a> View<'a> {
         let found = self.pinned.predecessor(address).filter(|entry| entry.contains(address));
         self.hint.set(found);
         found
+    }
+
+    /// Whether live regions, which touch, hold every byte of `range`, other than those that puts and gets unregister when they end.
+    pub fn is_registered(&self, range: MemoryRange) -> bool {
+        let mut reached = u128::from(range.address());
+        while reached < range.end() {
+            let region = u64::try_from(reached).ok().and_then(|next| self.find(next));
+            let Some(region) = region.filter(|region| region.is_live() && region.owner() != Owner::Call) else { return false };
+            reached = region.range().end();
+        }
+        true
+    }
+
+    /// The regions, in any state but gone, that have a byte in common with `range`, in address order.
+    pub fn within(&self, range: MemoryRange) -> Vec<Arc<Region>> {
+        let mut regions = Vec::new();
+        let mut next = range.length().checked_sub(1).map(|last| range.address() + last);
+        while let Some(entry) = next.and_then(|address| self.pinned.predecessor(address)).filter(|entry| entry.intersects(&range)) {
+            regions.push(entry.to_arc());
+            next = entry.range().address().checked_sub(1).filter(|before| *before >= range.address());
+        }
+        regions.reverse();
+        regions
     }
 
     /// Guards on the live, touching regions that together cover `[address, address + length)`, in address order; all or none.
@@ -259,6 +295,9 @@ fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
             format!("cannot unregister {range}: another call is unregistering it, with {} uses under way", region.in_flight()),
         ),
         State::Quarantined => Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {QUARANTINED}")),
+        State::Live if region.owner == Owner::Call => {
+            Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {IN_A_CALL}"))
+        }
         State::Live | State::DrainGivenUp => Error::new(
             Code::InvalidArgument,
             format!("cannot unregister {range}: it is the arena of a pool, which is unregistered by closing that"),
@@ -277,7 +316,8 @@ impl Changes {
         let state = entry.state();
         let region = match state {
             _ if entry.range().address() != address => return Err(Some((entry.to_arc(), state))),
-            State::Live | State::DrainGivenUp if entry.owned && !by_owner => return Err(Some((entry.to_arc(), state))),
+            State::Live if entry.owner != Owner::Program && !by_owner => return Err(Some((entry.to_arc(), state))),
+            State::DrainGivenUp if entry.owner == Owner::Pool && !by_owner => return Err(Some((entry.to_arc(), state))),
             State::Live if entry.drop_reference_unless_last() => return Ok(Removal::Counted),
             State::Live => {
                 // Whoever finds the count closed looks at the state for the reason.
@@ -471,6 +511,16 @@ impl Registry {
         outcomes.into_iter().zip(addresses).map(explain).collect()
     }
 
+    /// One more reference to a region of puts and gets, to be given back as the others are. False if it is none, or not live any more.
+    pub fn retain(&self, region: &Region) -> bool {
+        let _changes = self.changes.lock();
+        let is_live = region.owner == Owner::Call && region.state() == State::Live;
+        if is_live {
+            region.add_reference();
+        }
+        is_live
+    }
+
     /// Waits until no guard is left or `limit` has passed. True when drained. Takes no lock of the registry.
     #[must_use]
     pub fn drain(&self, region: &Region, limit: Duration) -> bool {
@@ -528,7 +578,10 @@ impl Changes {
                 other.add_reference();
                 Ok(Reservation::Counted(other))
             }
-            Err(other) => Err(Collision { range: other.range(), state: other.state(), is_same: other.range() == range }),
+            Err(other) => {
+                let is_same = other.range() == range;
+                Err(Collision { range: other.range(), state: other.state(), owner: other.owner, is_same })
+            }
         }
     }
 
@@ -563,16 +616,22 @@ impl fmt::Display for Shown {
 struct Collision {
     range: MemoryRange,
     state: State,
+    owner: Owner,
     is_same: bool,
 }
 
 const QUARANTINED: &str = "it is quarantined: undoing an earlier registration or removal failed, so a device may still reach its \
                            memory; it stays blocked until the engine is destroyed";
 
+const IN_A_CALL: &str = "a put or get registered it for as long as it moves these bytes, and unregisters it by itself; wait for that call to \
+                         return, or register the memory before it";
+
 impl Collision {
     fn explain(&self, options: &RegionOptions) -> String {
         let what = match self.state {
             State::Reserved => "another call is registering it; wait for that call to return",
+            State::Live if self.owner == Owner::Call => IN_A_CALL,
+            State::Live if self.owner == Owner::Pool => "it is the arena of a pool, which is unregistered by closing that",
             State::Live if self.is_same && options.counted => {
                 "it is registered with another location or access, or without counted references; unregister it first"
             }

@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::RegionOptions;
 use super::in_flight::InFlight;
 use super::registrations::{RegistrationCost, Registrations};
+use super::{Owner, RegionOptions};
 use crate::sys::MemoryRange;
 
 /// Where a region is in its life; see the module's picture.
@@ -68,7 +68,7 @@ pub struct Region {
     state: AtomicU8,
     remote_accessible: bool,
     counted: bool,
-    pub(super) owned: bool,
+    pub(super) owner: Owner,
 }
 
 impl Region {
@@ -84,7 +84,7 @@ impl Region {
             state: AtomicU8::new(State::Reserved as u8),
             remote_accessible: options.remote_accessible,
             counted: options.counted,
-            owned: options.owned,
+            owner: options.owner,
         }
     }
 
@@ -106,6 +106,16 @@ impl Region {
     /// Registration order; never reused within a registry.
     pub fn sequence(&self) -> u64 {
         self.sequence
+    }
+
+    /// Who unregisters it.
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Whether somebody is registering or unregistering it, and will have done so some time.
+    pub fn is_changing(&self) -> bool {
+        matches!(self.state(), State::Reserved | State::Draining)
     }
 
     /// Whether it is registered now: committed, and its removal has not begun.

@@ -15,7 +15,7 @@ fn count(full: usize, under_miri: usize) -> usize {
 }
 
 fn options(location: &str) -> RegionOptions {
-    RegionOptions { location: location.into(), remote_accessible: true, counted: false, owned: false }
+    RegionOptions { location: location.into(), remote_accessible: true, counted: false, owner: Owner::Program }
 }
 
 fn counted() -> RegionOptions {
@@ -175,7 +175,7 @@ mod model {
                 location: if b.is_multiple_of(3) { "cpu:0" } else { "*" }.into(),
                 remote_accessible: !a.is_multiple_of(5),
                 counted: b.is_multiple_of(2),
-                owned: false,
+                owner: Owner::Program,
             }
         }
 

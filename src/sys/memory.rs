@@ -57,6 +57,15 @@ impl MemoryRange {
         (offset <= self.length && length <= self.length - offset).then_some(MemoryRange { address, length })
     }
 
+    /// The range that both make up if they overlap or touch.
+    pub fn union(&self, other: &MemoryRange) -> Option<MemoryRange> {
+        let (address, end) = (self.address.min(other.address), self.end().max(other.end()));
+        let is_whole = self.end().min(other.end()) >= u128::from(self.address.max(other.address));
+        // All 2^64 bytes have no length.
+        let length = u64::try_from(end - u128::from(address)).ok()?;
+        is_whole.then_some(MemoryRange { address, length })
+    }
+
     /// What is behind the offset, for a system call.
     fn vector(&self, offset: u64) -> libc::iovec {
         libc::iovec { iov_base: (self.address + offset) as *mut libc::c_void, iov_len: (self.length - offset) as usize }

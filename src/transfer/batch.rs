@@ -458,7 +458,7 @@ pub(super) mod tests {
     use super::super::SubmitOptions;
     use super::*;
     use crate::metadata::SegmentDescriptor;
-    use crate::registry::{RegionOptions, Registry, Reservation};
+    use crate::registry::{Owner, RegionOptions, Registry, Reservation};
     use crate::sys::MemoryRange;
     use crate::transfer::{Route, submit};
     use crate::transport::{Segment, Slice, Slices, Transport};
@@ -872,7 +872,7 @@ pub(super) mod tests {
     #[test]
     fn local_regions_are_held_until_their_last_task_has_ended() {
         let bench = Bench::new(4);
-        let options = RegionOptions { location: "*".into(), remote_accessible: false, counted: false, owned: false };
+        let options = RegionOptions { location: "*".into(), remote_accessible: false, counted: false, owner: Owner::Program };
         let Ok(Reservation::New(region)) = bench.registry.reserve(bench.range(0, 100), &options) else { panic!("not reserved") };
         bench.registry.commit(std::slice::from_ref(&region));
         bench.submit(&[10, 20, 200], None).unwrap();
@@ -887,7 +887,7 @@ pub(super) mod tests {
     #[test]
     fn memory_that_is_being_unregistered_is_refused_before_anything_starts() {
         let bench = Bench::new(4);
-        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
+        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Owner::Program };
         let Ok(Reservation::New(region)) = bench.registry.reserve(bench.range(0, 100), &options) else { panic!("not reserved") };
         bench.registry.commit(std::slice::from_ref(&region));
         bench.registry.start_drain(region.range().address()).unwrap();

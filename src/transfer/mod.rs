@@ -80,7 +80,8 @@ impl State {
             .unwrap_or(State::Invalid)
     }
 
-    fn of_error(error: &Error) -> State {
+    /// How a task ends that this error ends.
+    pub fn of_error(error: &Error) -> State {
         match error.code() {
             Code::Timeout => State::Timeout,
             Code::Canceled => State::Canceled,

@@ -20,22 +20,38 @@
 //! te_pool_close(pool, 1000);
 //! ```
 //!
+//! te_put and te_get do all of that for many ranges in one call, by the way that suits each of them; te_get_leased hands the
+//! lease out.
+//!
+//! ```c
+//! te_pool_item item = {payload, length, peer, remote_addr};
+//!
+//! te_put(engine, pool, &item, sizeof item, 1, NULL, NULL, 0);
+//! ```
+//!
 //! Who waits for a lease is served in the order of arrival. Puts and gets share the memory, but a part of it is
 //! kept for either: however many leases puts have, gets can go on, and the other way round. Acquiring and
 //! releasing a lease take some hundred nanoseconds and no system call, unless a thread waits.
 
 use std::ffi::{c_char, c_void};
 use std::num::NonZeroU32;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::capi::growth::{self, Growing};
 use crate::capi::te::batch::te_batch;
 use crate::capi::te::engine::te_engine;
+use crate::capi::te::segment::te_segment;
 use crate::capi::te::status::{TE_OK, te_status};
+use crate::capi::te::transfer::{failure, read_timeout, te_transfer_result};
 use crate::capi::te::{call, with};
 use crate::capi::{guard, handle, memory, text};
+use crate::engine::Engine;
+use crate::engine::staging::{Finished, Item, LeasedItem, StagingOptions};
 use crate::error::Result;
-use crate::pool::{Direction, Outcome, PoolOptions, PoolStatistics};
+use crate::pool::plan::Preference;
+use crate::pool::{Direction, Fallback, Lease, Outcome, Pool, PoolOptions, PoolStatistics};
+use crate::transfer::State;
 
 /// A pool.
 pub struct te_pool {
@@ -56,6 +72,20 @@ pub const TE_POOL_UNKNOWN: u32 = 1;
 
 /// No bytes are kept for the direction.
 pub const TE_POOL_NO_RESERVE: u64 = u64::MAX;
+
+/// While a pool has no room, te_put and te_get register the memory of what they would stage, and transfer it from there.
+pub const TE_POOL_REGISTER: u32 = 0;
+/// They wait until there is room.
+pub const TE_POOL_WAIT: u32 = 1;
+/// They give up what they would stage, as TE_STATE_TIMEOUT.
+pub const TE_POOL_FAIL: u32 = 2;
+
+/// te_put and te_get choose the way of each item.
+pub const TE_POOL_AUTO: u32 = 0;
+/// Whatever can be staged is staged, unless its memory is registered.
+pub const TE_POOL_STAGED: u32 = 1;
+/// Nothing is staged.
+pub const TE_POOL_DIRECT: u32 = 2;
 
 /// How te_pool_create makes a pool.
 #[repr(C)]
@@ -86,6 +116,11 @@ pub struct te_pool_options {
     pub put_reserve: u64,
     /// The same for TE_POOL_GET, so that puts cannot starve gets.
     pub get_reserve: u64,
+    /// What te_put and te_get do while there is no room: TE_POOL_REGISTER, TE_POOL_WAIT or TE_POOL_FAIL. The first
+    /// time that something is registered for this reason is logged, and all are counted in te_pool_statistics.
+    pub fallback: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 // SAFETY: the first field is `struct_size`, and all zeros are a valid value.
@@ -156,11 +191,72 @@ pub struct te_pool_statistics {
     pub refused: u64,
     /// Leases that were ever quarantined.
     pub ever_quarantined: u64,
+    /// Calls of te_put.
+    pub puts: u64,
+    /// Calls of te_get and te_get_leased.
+    pub gets: u64,
+    /// Items that were transferred from or to memory that was registered.
+    pub items_zero_copy: u64,
+    /// Items that were transferred from or to where they are, after their memory was registered for the call, or without that where
+    /// it need not be.
+    pub items_direct: u64,
+    /// Items that were to go through a lease; those that fell back are among them.
+    pub items_staged: u64,
+    /// Their bytes.
+    pub bytes_staged: u64,
+    /// Ranges that were registered for te_put and te_get.
+    pub registrations: u64,
+    /// Groups of items that were registered instead of staged, because there was no room.
+    pub fallbacks: u64,
+    /// Items that were transferred again after a failure, counted each time.
+    pub retried: u64,
 }
 
 // SAFETY: the first field is `struct_size`, and all zeros are a valid value.
 unsafe impl Growing for te_pool_statistics {
     const FIRST_VERSION: usize = 144;
+}
+
+/// An item of te_put, te_get or te_get_leased.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_pool_item {
+    /// First byte of the local range, which need not be registered. NULL for te_get_leased.
+    pub local: *mut c_void,
+    /// Length of both ranges in bytes. 0 completes at once.
+    pub length: u64,
+    /// The segment of the other range.
+    pub segment: te_segment,
+    /// First byte of the other range, in the address space of its process.
+    pub remote_addr: u64,
+}
+
+// SAFETY: all zeros are a valid value.
+unsafe impl Growing for te_pool_item {
+    const FIRST_VERSION: usize = 32;
+}
+
+/// Options of te_put, te_get and te_get_leased.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_pool_transfer_options {
+    /// sizeof(te_pool_transfer_options).
+    pub struct_size: usize,
+    /// TE_POOL_AUTO, TE_POOL_STAGED or TE_POOL_DIRECT. te_get_leased ignores it.
+    pub path: u32,
+    /// How many times an item is transferred again that has failed. What ended because of `timeout_ms`, or was canceled, is not.
+    pub retries: u32,
+    /// How long to wait before that, in milliseconds.
+    pub retry_pause_ms: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Limit of the whole call, in milliseconds: items that are not over by then end as TE_STATE_TIMEOUT. 0: no such limit.
+    pub timeout_ms: i64,
+}
+
+// SAFETY: the first field is `struct_size`, and all zeros are a valid value.
+unsafe impl Growing for te_pool_transfer_options {
+    const FIRST_VERSION: usize = 32;
 }
 
 /// Creates a pool and registers its memory, for transfers of this engine. Free it with te_pool_close.
@@ -203,11 +299,8 @@ pub unsafe extern "C" fn te_pool_acquire(pool: *mut te_pool, bytes: u64, timeout
             (size, (&raw const (*lease).direction).read_unaligned())
         };
         let granted = pool.pool.acquire(read_direction(direction)?, bytes, read_limit(timeout_ms))?;
-        let addr = granted.memory.address() as *mut c_void;
-        let value =
-            te_pool_lease { struct_size: size, direction, reserved: 0, id: granted.id, addr, length: granted.memory.length() };
         // SAFETY: as above.
-        unsafe { growth::write(lease, size, &value) };
+        unsafe { growth::write(lease, size, &te_pool_lease::new(direction, granted, size)) };
         Ok(())
     })
 }
@@ -279,6 +372,246 @@ pub unsafe extern "C" fn te_pool_trim(pool: *mut te_pool, bytes: *mut u64) -> te
     })
 }
 
+/// Writes `count` items into their segments, and returns when all are over.
+///
+/// The local ranges need not be registered. For each item the engine chooses the best way: from where it is, if it is
+/// registered or the segment is reached by a transport that needs no registration (TCP, and the engine itself);
+/// registered for the call, if it is memory of a device or longer than the largest lease; else through a lease of the pool or
+/// registered for the call, whichever has taken less time lately. Ranges that overlap or touch are registered once, and
+/// unregistered before the call returns; while they are, te_register_local_memory refuses them with
+/// TE_ERR_ADDRESS_OVERLAPPED. Of items whose ranges in the same segment overlap the last one wins.
+///
+/// `items` is an array with elements of `item_size` bytes, sizeof(te_pool_item); `options` may be NULL. `results` is an
+/// array of `count` elements of `result_size` bytes, sizeof(te_transfer_result), or NULL (`result_size` is
+/// ignored then).
+///
+/// Returns 0 if all items have completed, else the error of the first that has not, and te_last_error() is its text. In both
+/// cases all results are written. Memory of the caller is not touched any more then. What uses a lease may be under way when
+/// `timeout_ms` has passed: its lease is quarantined until it is over. If the call is refused as a whole, nothing is
+/// started and no result is written: TE_ERR_INVALID_ARGUMENT for a bad argument, or a pool of another engine;
+/// TE_ERR_INVALID_HANDLE for an unknown segment, or a pool that was closed; TE_ERR_CANCELED for one that is being closed;
+/// TE_ERR_NOT_SUPPORTED_TRANSPORT.
+///
+/// If all items have completed but memory that was registered for the call could not be unregistered, that error is
+/// returned; the memory stays blocked.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // As few as there are things to be said.
+pub unsafe extern "C" fn te_put(
+    engine: *mut te_engine,
+    pool: *mut te_pool,
+    items: *const te_pool_item,
+    item_size: usize,
+    count: usize,
+    options: *const te_pool_transfer_options,
+    results: *mut te_transfer_result,
+    result_size: usize,
+) -> te_status {
+    let array = Array { first: items, size: item_size, count };
+    let results = Results { first: results, size: result_size, count };
+    // SAFETY: the caller passes arrays of these sizes, and NULL or a struct of `struct_size` bytes, and leaves the ranges to us until we return.
+    unsafe { transfer(engine, pool, array, options, results, Engine::put) }
+}
+
+/// Reads `count` items from their segments into local ranges, as te_put writes them; of items whose local ranges overlap the
+/// last one wins. A local range is not touched before its item has arrived if that is staged.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // As few as there are things to be said.
+pub unsafe extern "C" fn te_get(
+    engine: *mut te_engine,
+    pool: *mut te_pool,
+    items: *const te_pool_item,
+    item_size: usize,
+    count: usize,
+    options: *const te_pool_transfer_options,
+    results: *mut te_transfer_result,
+    result_size: usize,
+) -> te_status {
+    let array = Array { first: items, size: item_size, count };
+    let results = Results { first: results, size: result_size, count };
+    // SAFETY: as for `te_put`.
+    unsafe { transfer(engine, pool, array, options, results, Engine::get) }
+}
+
+/// Reads `count` items from their segments into one lease of the pool, and hands it out: item i begins at
+/// `lease->addr` plus the lengths of the items before it. `local` of each item is NULL. Nothing is copied.
+///
+/// Set `lease->struct_size` before the call. If all items have completed, the lease is written; the caller gives it back by
+/// te_pool_release. Otherwise the call gives it back, and results are written, and errors are, as of te_put. The lease is for
+/// TE_POOL_GET; while there is no room, the call waits for it if the pool's fallback is TE_POOL_WAIT, and is refused with
+/// TE_ERR_TIMEOUT otherwise. TE_ERR_INVALID_ARGUMENT for 0 bytes in all, or more than the largest lease.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // As few as there are things to be said.
+pub unsafe extern "C" fn te_get_leased(
+    engine: *mut te_engine,
+    pool: *mut te_pool,
+    items: *const te_pool_item,
+    item_size: usize,
+    count: usize,
+    options: *const te_pool_transfer_options,
+    lease: *mut te_pool_lease,
+    results: *mut te_transfer_result,
+    result_size: usize,
+) -> te_status {
+    let results = Results { first: results, size: result_size, count };
+    with(engine, |engine| {
+        let call = handle::enter_pool(pool as u64)?;
+        // SAFETY: the caller passes a struct of `struct_size` bytes.
+        let size = unsafe { growth::output_size(lease, "lease") }?;
+        results.check()?;
+        // SAFETY: the caller passes an array of these sizes, and NULL or a struct of `struct_size` bytes.
+        let (items, options) =
+            unsafe { (read_leased_items(Array { first: items, size: item_size, count })?, read_transfer_options(options)?) };
+        let (finished, granted) = engine.get_leased(&call.target().pool, &items, options)?;
+        if let Some(granted) = granted {
+            // SAFETY: as above.
+            unsafe { growth::write(lease, size, &te_pool_lease::new(TE_POOL_GET, granted, size)) };
+        }
+        // SAFETY: the caller passes an array of these sizes.
+        unsafe { results.write(&finished) }
+    })
+}
+
+/// An array of items that C passes.
+#[derive(Clone, Copy)]
+struct Array {
+    first: *const te_pool_item,
+    size: usize,
+    count: usize,
+}
+
+/// Where C wants to have the results, if it does.
+#[derive(Clone, Copy)]
+struct Results {
+    first: *mut te_transfer_result,
+    size: usize,
+    count: usize,
+}
+
+impl Results {
+    fn check(&self) -> Result<()> {
+        match self.first.is_null() {
+            true => Ok(()),
+            false => growth::check_array(self.first, self.size, self.count, "results"),
+        }
+    }
+
+    /// Writes the results, and answers what the call returns.
+    ///
+    /// # Safety
+    /// The array must be NULL or have `count` elements of `size` bytes.
+    unsafe fn write(&self, finished: &Finished) -> Result<()> {
+        if !self.first.is_null() {
+            for (index, status) in finished.statuses.iter().enumerate().take(self.count) {
+                // SAFETY: as for this function.
+                unsafe { growth::write_element(self.first, self.size, index, &te_transfer_result::new(status, self.size)) };
+            }
+        }
+        match finished.statuses.iter().find(|status| status.state != State::Completed) {
+            Some(status) => Err(failure(status)),
+            None => finished.undone.clone(),
+        }
+    }
+}
+
+/// A put or a get.
+///
+/// # Safety
+/// `items` must have its elements, whose local ranges are the caller's to give until this returns; `options` must be NULL or a struct of
+/// `struct_size` bytes; `results` must be NULL or have its elements.
+unsafe fn transfer(
+    engine: *mut te_engine,
+    pool: *mut te_pool,
+    items: Array,
+    options: *const te_pool_transfer_options,
+    results: Results,
+    body: impl FnOnce(&Engine, &Arc<Pool>, &[Item], StagingOptions) -> Result<Finished>,
+) -> te_status {
+    with(engine, |engine| {
+        let call = handle::enter_pool(pool as u64)?;
+        results.check()?;
+        // SAFETY: as for this function.
+        let (items, options) = unsafe { (read_items(items)?, read_transfer_options(options)?) };
+        let finished = body(engine, &call.target().pool, &items, options)?;
+        // SAFETY: as for this function.
+        unsafe { results.write(&finished) }
+    })
+}
+
+/// Reads and checks the caller's items: all or none.
+///
+/// # Safety
+/// The array must have its elements, whose local ranges are the caller's to give.
+unsafe fn read_items(Array { first, size, count }: Array) -> Result<Vec<Item>> {
+    // SAFETY: as for this function.
+    let array = unsafe { growth::read_array(first, size, count, "items") }?;
+    let mut items = Vec::with_capacity(count);
+    for (index, item) in array.enumerate() {
+        let te_pool_item { local, length, segment, remote_addr } = item?;
+        // SAFETY: as for this function.
+        let local = unsafe { memory::local_range(local, length, index) }?;
+        items.push(Item { local, segment, remote_address: remote_addr });
+    }
+    Ok(items)
+}
+
+/// The same for te_get_leased.
+///
+/// # Safety
+/// The array must have its elements.
+unsafe fn read_leased_items(Array { first, size, count }: Array) -> Result<Vec<LeasedItem>> {
+    // SAFETY: as for this function.
+    let array = unsafe { growth::read_array(first, size, count, "items") }?;
+    let mut items = Vec::with_capacity(count);
+    for (index, item) in array.enumerate() {
+        let te_pool_item { local, length, segment, remote_addr } = item?;
+        if !local.is_null() {
+            return Err(guard::invalid(format!(
+                "items[{index}].local is {local:p}; it must be NULL, since the bytes go into a lease"
+            )));
+        }
+        items.push(LeasedItem { length, segment, remote_address: remote_addr });
+    }
+    Ok(items)
+}
+
+/// Reads and checks the caller's options.
+///
+/// # Safety
+/// `options` must be NULL or a struct of `struct_size` bytes.
+unsafe fn read_transfer_options(options: *const te_pool_transfer_options) -> Result<StagingOptions> {
+    // SAFETY: as for this function.
+    let options = unsafe { growth::read_options(options) }?;
+    let preference = match options.path {
+        TE_POOL_AUTO => Preference::Auto,
+        TE_POOL_STAGED => Preference::Staged,
+        TE_POOL_DIRECT => Preference::Direct,
+        other => {
+            return Err(guard::invalid(format!(
+                "options->path is {other}; it must be TE_POOL_AUTO, TE_POOL_STAGED or TE_POOL_DIRECT (0 to 2)"
+            )));
+        }
+    };
+    if options.reserved != 0 {
+        return Err(guard::invalid(format!("options->reserved is {}, not 0", options.reserved)));
+    }
+    let timeout = read_timeout(options.timeout_ms, "options->timeout_ms")?;
+    Ok(StagingOptions {
+        preference,
+        retries: options.retries,
+        retry_pause: Duration::from_millis(options.retry_pause_ms.into()),
+        // A time beyond what the clock can hold is as good as no limit.
+        deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+    })
+}
+
+impl te_pool_lease {
+    /// The lease as C sees it, in a struct of `struct_size` bytes.
+    fn new(direction: u32, lease: Lease, struct_size: usize) -> te_pool_lease {
+        let addr = lease.memory.address() as *mut c_void;
+        te_pool_lease { struct_size, direction, reserved: 0, id: lease.id, addr, length: lease.memory.length() }
+    }
+}
+
 impl te_pool_statistics {
     /// The numbers as C sees them, in a struct of `struct_size` bytes.
     fn new(statistics: &PoolStatistics, struct_size: usize) -> te_pool_statistics {
@@ -301,6 +634,15 @@ impl te_pool_statistics {
             waited: statistics.waited,
             refused: statistics.refused,
             ever_quarantined: statistics.ever_quarantined,
+            puts: statistics.puts,
+            gets: statistics.gets,
+            items_zero_copy: statistics.items_zero_copy,
+            items_direct: statistics.items_direct,
+            items_staged: statistics.items_staged,
+            bytes_staged: statistics.bytes_staged,
+            registrations: statistics.registrations,
+            fallbacks: statistics.fallbacks,
+            retried: statistics.retried,
         }
     }
 }
@@ -340,7 +682,21 @@ unsafe fn read_pool_options(options: *const te_pool_options) -> Result<PoolOptio
         TE_POOL_NO_RESERVE => Some(0),
         number => given(number),
     };
+    let fallback = match options.fallback {
+        TE_POOL_REGISTER => Fallback::Register,
+        TE_POOL_WAIT => Fallback::Wait,
+        TE_POOL_FAIL => Fallback::Fail,
+        other => {
+            return Err(guard::invalid(format!(
+                "options->fallback is {other}; it must be TE_POOL_REGISTER, TE_POOL_WAIT or TE_POOL_FAIL (0 to 2)"
+            )));
+        }
+    };
+    if options.reserved != 0 {
+        return Err(guard::invalid(format!("options->reserved is {}, not 0", options.reserved)));
+    }
     Ok(PoolOptions {
+        fallback,
         arena: match options.arena.is_null() {
             true => None,
             // SAFETY: as for this function.

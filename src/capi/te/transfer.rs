@@ -193,7 +193,7 @@ pub unsafe extern "C" fn te_batch_transfer(
 }
 
 /// Why a task has not completed.
-fn failure(status: &TaskStatus) -> Error {
+pub(super) fn failure(status: &TaskStatus) -> Error {
     status.error.clone().unwrap_or_else(|| {
         Error::new(crate::error::Code::Internal, format!("a transfer ended as {:?} without an error", status.state))
     })
@@ -257,7 +257,7 @@ pub(super) unsafe fn read_transfer_options(options: *const te_transfer_options) 
 }
 
 /// Reads a time in milliseconds, where 0 means that none was given.
-fn read_timeout(milliseconds: i64, name: &str) -> Result<Option<Duration>> {
+pub(super) fn read_timeout(milliseconds: i64, name: &str) -> Result<Option<Duration>> {
     match u64::try_from(milliseconds) {
         Ok(0) => Ok(None),
         Ok(milliseconds) => Ok(Some(Duration::from_millis(milliseconds))),

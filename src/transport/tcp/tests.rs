@@ -9,7 +9,7 @@ use parking_lot::Condvar;
 use super::wire::{self, HEADER_LENGTH, Header, Version};
 use super::*;
 use crate::metadata::{BufferDescriptor, SegmentDescriptor};
-use crate::registry::{Region, RegionOptions, Reservation};
+use crate::registry::{Owner, Region, RegionOptions, Reservation};
 use crate::transport::{Completion, Deadline, Opcode, Piece, Slices};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -170,7 +170,7 @@ impl Bench {
     }
 
     fn register(&self, range: MemoryRange) -> Arc<Region> {
-        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
+        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Owner::Program };
         let Ok(Reservation::New(region)) = self.registry.reserve(range, &options) else { panic!("not reserved") };
         self.registry.commit(std::slice::from_ref(&region));
         region

@@ -1,0 +1,634 @@
+//! Puts and gets through a pool: many items at once, each by the way that suits it, with retries and one time limit.
+//!
+//! [`plan`] says which items wait for which (waves), how each gets there and which share a lease; here that is done:
+//!
+//! - What is in registered memory, or goes by a transport that needs none, is transferred from where it is.
+//! - What cannot be staged is registered for the call, each run of bytes once, and unregistered in all cases. Calls that use the same bytes at
+//!   a time share the region: it has a reference for each of them, and the last one unregisters it.
+//! - All else is staged: copied into a lease before that is transferred (put), or out of it afterwards (get). One group is copied while the
+//!   one before is transferred.
+//!
+//! **A lease is not used twice at a time.** What ends a group gives its lease back with the batch that used it, so that it stays out of use
+//! until no task of that batch is running, whatever happens here.
+//!
+//! **Calls do not wait for each other in a circle.** None waits for a lease while it has one: it finishes the group that has it first.
+//! Whoever waits for a range to be registered or unregistered has itself nothing left to be registered, and registering waits for nobody.
+//!
+//! **The caller's memory is left alone after the return**: transfers from and to it are waited for until they are over, which their deadline
+//! sees to. Those that use a lease are not waited for beyond it.
+//!
+//! Locks: none of its own, and none of others over a copy, a registration's use, a transfer or a wait. Memory that it takes grows with the number of
+//! items, not with their bytes.
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use crate::error::{Code, Error, Result};
+use crate::pool::plan::{self, Preference, Target, Way};
+use crate::pool::{Direction, Fallback, Lease, Outcome, Pool};
+use crate::registry::{Owner, Region, RegionOptions};
+use crate::sys::{MemoryRange, memory};
+use crate::transfer::{Batch, BatchHost, Request, State, SubmitOptions, TaskStatus};
+use crate::transport::Opcode;
+
+/// Bytes that are put or got.
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    /// Memory of this process, which need not be registered.
+    pub local: MemoryRange,
+    /// Id of an opened segment.
+    pub segment: u64,
+    /// Start of the range there, which is as long.
+    pub remote_address: u64,
+}
+
+/// Bytes that are got into a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedItem {
+    /// How many.
+    pub length: u64,
+    /// Id of an opened segment.
+    pub segment: u64,
+    /// Where they are there.
+    pub remote_address: u64,
+}
+
+/// How to put or get.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StagingOptions {
+    /// How the bytes get there.
+    pub preference: Preference,
+    /// How often an item that has failed is transferred once more.
+    pub retries: u32,
+    /// How long to wait before that.
+    pub retry_pause: Duration,
+    /// When the call gives up.
+    pub deadline: Option<Instant>,
+}
+
+/// What has become of a put or get that was begun.
+#[derive(Debug)]
+pub struct Finished {
+    /// One for each item, in order.
+    pub statuses: Vec<TaskStatus>,
+    /// Why memory that was registered for the call could not be unregistered, if it could not.
+    pub undone: Result<()>,
+}
+
+/// How long to wait for others who are registering or unregistering the same memory, at first and at most.
+const SHORT_PAUSE: Duration = Duration::from_micros(50);
+const LONG_PAUSE: Duration = Duration::from_millis(5);
+
+impl Engine {
+    /// Moves the bytes of all items to their segments, and returns when that is over. Of items that arrive at the same bytes the last one in
+    /// order wins.
+    ///
+    /// Errors, with which nothing was begun: InvalidArgument for a pool of another engine or an unknown segment, NotSupportedTransport,
+    /// InvalidHandle if the pool is closed, Canceled if it or the engine is being closed.
+    pub fn put(&self, pool: &Arc<Pool>, items: &[Item], options: StagingOptions) -> Result<Finished> {
+        self.check_pool(pool)?;
+        let _call = pool.begin_call()?;
+        let mut run = Run::new(self, pool, Direction::Put, items, options)?;
+        pool.usage().puts.add(1);
+        run.run();
+        Ok(run.finish())
+    }
+
+    /// Moves bytes of segments into the memory of the items; see [`Engine::put`].
+    pub fn get(&self, pool: &Arc<Pool>, items: &[Item], options: StagingOptions) -> Result<Finished> {
+        self.check_pool(pool)?;
+        let _call = pool.begin_call()?;
+        let mut run = Run::new(self, pool, Direction::Get, items, options)?;
+        pool.usage().gets.add(1);
+        run.run();
+        Ok(run.finish())
+    }
+
+    /// Gets all items, one after the other, into one lease, which is the caller's if all have completed.
+    ///
+    /// Errors, with which nothing was begun: as of [`Engine::put`], and those of [`Pool::acquire`].
+    pub fn get_leased(&self, pool: &Arc<Pool>, items: &[LeasedItem], options: StagingOptions) -> Result<(Finished, Option<Lease>)> {
+        self.check_pool(pool)?;
+        let _call = pool.begin_call()?;
+        let bytes = items.iter().fold(0_u64, |sum, item| sum.saturating_add(item.length));
+        let limit = match pool.fallback() {
+            Fallback::Wait => options.deadline.map(|end| end.saturating_duration_since(Instant::now())),
+            Fallback::Register | Fallback::Fail => Some(Duration::ZERO),
+        };
+        // Before it waits for a lease.
+        self.devices_of(items.iter().map(|item| item.segment).collect())?;
+        let held = Held { pool, lease: Some(pool.acquire(Direction::Get, bytes, limit)?), batch: None };
+        let lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
+        let parts = held.parts(&lengths)?;
+        let place =
+            |(item, local): (&LeasedItem, MemoryRange)| Item { local, segment: item.segment, remote_address: item.remote_address };
+        let items: Vec<Item> = items.iter().zip(parts).map(place).collect();
+        let mut run = Run::new(self, pool, Direction::Get, &items, options)?;
+        let usage = pool.usage();
+        usage.gets.add(1);
+        usage.items_staged.add(items.len() as u64);
+        usage.bytes_staged.add(bytes);
+        let work = items.iter().enumerate().map(|(item, Item { local, .. })| Work { item, local: *local }).collect();
+        let flight = run.launch(work, Hold::Lease(held));
+        let hold = run.land(flight);
+        let finished = run.finish();
+        let is_whole = finished.statuses.iter().all(|status| status.state == State::Completed);
+        match hold {
+            Hold::Lease(mut held) if is_whole => Ok((finished, held.lease.take())),
+            _ => Ok((finished, None)),
+        }
+    }
+
+    fn check_pool(&self, pool: &Arc<Pool>) -> Result<()> {
+        self.check_open()?;
+        if self.pools.lock().iter().any(|(own, _)| Arc::ptr_eq(own, pool)) {
+            return Ok(());
+        }
+        self.check_open()?;
+        // A closed pool says so.
+        drop(pool.begin_call()?);
+        Err(Error::new(Code::InvalidArgument, "the pool belongs to another engine; use one that this engine has created"))
+    }
+
+    /// For each segment, sorted, how many devices memory must be registered with to be transferred there.
+    fn devices_of(&self, mut segments: Vec<u64>) -> Result<Vec<(u64, usize)>> {
+        segments.sort_unstable();
+        segments.dedup();
+        let transports = self.transports.read();
+        self.check_open()?;
+        let devices = |segment| Ok((segment, self.route(&transports, segment)?.transport.devices().len()));
+        segments.into_iter().map(devices).collect()
+    }
+}
+
+/// A lease that is given back when this is dropped.
+struct Held<'a> {
+    pool: &'a Pool,
+    lease: Option<Lease>,
+    /// Whose tasks use it, if there were any.
+    batch: Option<Arc<Batch>>,
+}
+
+impl Held<'_> {
+    /// Its bytes, divided into parts of these lengths.
+    fn parts(&self, lengths: &[u64]) -> Result<Vec<MemoryRange>> {
+        let mut offset = 0;
+        let part = |length: &u64| {
+            let part = self.lease.and_then(|lease| lease.memory.part(offset, *length));
+            offset += length;
+            part.ok_or_else(|| Error::new(Code::Internal, format!("{length} bytes do not fit behind byte {offset} of a lease")))
+        };
+        lengths.iter().map(part).collect()
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease {
+            let outcome = self.batch.take().map_or(Outcome::Over, Outcome::Unknown);
+            // Refused only after the engine was destroyed, when all leases have ended.
+            let _ = self.pool.release(lease.id, outcome);
+        }
+    }
+}
+
+/// Regions of puts and gets, each of which one reference is given back when this is dropped.
+struct Registered<'a> {
+    engine: &'a Engine,
+    pool: &'a Pool,
+    regions: Vec<Arc<Region>>,
+}
+
+impl<'a> Registered<'a> {
+    /// Has all of the ranges registered, which do not touch. One answer for each.
+    fn cover_each(&mut self, ranges: &[MemoryRange], deadline: Option<Instant>) -> Vec<Result<()>> {
+        match self.cover(ranges, deadline) {
+            Ok(()) => vec![Ok(()); ranges.len()],
+            Err(error) if ranges.len() == 1 => vec![Err(error)],
+            // Those that can be.
+            Err(_) => ranges.iter().map(|range| self.cover(std::slice::from_ref(range), deadline)).collect(),
+        }
+    }
+
+    /// Has all of the ranges registered, or an error. What is live stays as it is; what a put or get has registered is kept for this one, too; what
+    /// somebody is about to register or unregister is waited for.
+    fn cover(&mut self, ranges: &[MemoryRange], deadline: Option<Instant>) -> Result<()> {
+        let mut pause = SHORT_PAUSE;
+        loop {
+            if let Some(gaps) = self.find_gaps(ranges) {
+                match self.register(&gaps) {
+                    // Somebody was faster.
+                    Err(error) if error.code() == Code::AddressOverlapped && self.can_become_free(&gaps) => {}
+                    outcome => return outcome,
+                }
+            }
+            self.engine.check_open()?;
+            if deadline.is_some_and(|end| Instant::now() >= end) {
+                return Err(out_of_time("its memory was still being registered or unregistered by another call"));
+            }
+            self.pool.pause(pause);
+            pause = (pause * 2).min(LONG_PAUSE);
+        }
+    }
+
+    /// What is not live of the ranges; `None` if part of that is about to change.
+    fn find_gaps(&mut self, ranges: &[MemoryRange]) -> Option<Vec<MemoryRange>> {
+        let mut gaps = Vec::new();
+        for range in ranges {
+            let mut regions = self.engine.registry.read(|view| view.within(*range));
+            for region in regions.iter().filter(|region| region.owner() == Owner::Call) {
+                let is_kept = self.regions.iter().any(|kept| Arc::ptr_eq(kept, region));
+                if !is_kept && self.engine.registrar.retain(region) {
+                    self.regions.push(region.clone());
+                }
+            }
+            if regions.iter().any(|region| region.is_changing()) {
+                return None;
+            }
+            // What is in the way for good is said by trying.
+            regions.retain(|region| region.is_live());
+            gaps.extend(plan::gaps(*range, regions.iter().map(|region| region.range())));
+        }
+        Some(gaps)
+    }
+
+    fn can_become_free(&self, gaps: &[MemoryRange]) -> bool {
+        let is_passing = |region: &Arc<Region>| region.is_live() || region.is_changing();
+        self.engine.registry.read(|view| gaps.iter().all(|gap| view.within(*gap).iter().all(is_passing)))
+    }
+
+    fn register(&mut self, gaps: &[MemoryRange]) -> Result<()> {
+        if gaps.is_empty() {
+            return Ok(());
+        }
+        // Peers have no use for it, so they are not told.
+        let options = RegionOptions { location: "*".into(), remote_accessible: false, counted: false, owner: Owner::Call };
+        let transports = self.engine.transports.read();
+        self.engine.check_open()?;
+        let mut regions = self.engine.registrar.register_batch(gaps, &options, None, &transports)?;
+        self.pool.usage().registrations.add(regions.len() as u64);
+        self.regions.append(&mut regions);
+        Ok(())
+    }
+
+    fn unregister(&mut self) -> Result<()> {
+        let regions = std::mem::take(&mut self.regions);
+        if regions.is_empty() {
+            return Ok(());
+        }
+        self.engine.registrar.unregister_owned(&regions, &self.engine.transports.read())
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        // Logged where it is found.
+        let _ = self.unregister();
+    }
+}
+
+/// An item that is to be transferred, and from or to where: its own memory, or a part of a lease.
+#[derive(Clone, Copy)]
+struct Work {
+    item: usize,
+    local: MemoryRange,
+}
+
+/// What keeps the memory of transfers usable.
+enum Hold<'a> {
+    /// The caller, who has registered it if that is needed.
+    Caller,
+    /// A lease.
+    Lease(Held<'a>),
+    /// Regions of the call.
+    Regions(Registered<'a>),
+}
+
+/// Work that is under way.
+struct Flight<'a> {
+    work: Vec<Work>,
+    under_way: Launched,
+    hold: Hold<'a>,
+}
+
+/// Requests that were submitted together.
+struct Launched {
+    batch: Arc<Batch>,
+    /// Those that were not even begun, by their places, in order.
+    refused: Vec<(usize, Error)>,
+}
+
+/// One put or get.
+struct Run<'a> {
+    engine: &'a Engine,
+    pool: &'a Pool,
+    direction: Direction,
+    items: &'a [Item],
+    options: StagingOptions,
+    devices: Vec<(u64, usize)>,
+    statuses: Vec<Option<TaskStatus>>,
+    undone: Result<()>,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        engine: &'a Engine,
+        pool: &'a Pool,
+        direction: Direction,
+        items: &'a [Item],
+        options: StagingOptions,
+    ) -> Result<Run<'a>> {
+        let devices = engine.devices_of(items.iter().map(|item| item.segment).collect())?;
+        Ok(Run { engine, pool, direction, items, options, devices, statuses: vec![None; items.len()], undone: Ok(()) })
+    }
+
+    fn finish(self) -> Finished {
+        let missing = || failed(Error::new(Code::Internal, "an item of a put or get was forgotten"));
+        let statuses = self.statuses.into_iter().map(|status| status.unwrap_or_else(missing)).collect();
+        Finished { statuses, undone: self.undone }
+    }
+
+    fn run(&mut self) {
+        let ways = self.ways();
+        let target = |item: &Item| match self.direction {
+            Direction::Get => Target { space: 0, address: item.local.address(), length: item.local.length() },
+            _ => Target { space: item.segment, address: item.remote_address, length: item.local.length() },
+        };
+        let targets: Vec<Target> = self.items.iter().map(target).collect();
+        match plan::waves(&targets) {
+            None => self.run_wave(&ways, |_| true),
+            Some(waves) => {
+                let last = waves.iter().copied().max().unwrap_or(0);
+                (0..=last).for_each(|wave| self.run_wave(&ways, |item| waves[item] == wave));
+            }
+        }
+    }
+
+    /// The way of each item, decided.
+    fn ways(&self) -> Vec<Way> {
+        let (asked, largest) = (self.options.preference, self.pool.largest_lease());
+        let ways: Vec<Way> = self.engine.registry.read(|view| {
+            let way = |item: &Item| {
+                let facts = plan::Item {
+                    length: item.local.length(),
+                    is_registered: view.is_registered(item.local),
+                    is_of_device: false,
+                    needs_registration: self.devices_to(item.segment) > 0,
+                };
+                match facts.way(asked, largest) {
+                    Way::Either => Way::Staged,
+                    way => way,
+                }
+            };
+            self.items.iter().map(way).collect()
+        });
+        let usage = self.pool.usage();
+        for (way, item) in ways.iter().zip(self.items) {
+            match way {
+                Way::ZeroCopy => usage.items_zero_copy.add(1),
+                Way::Direct | Way::Registered => usage.items_direct.add(1),
+                Way::Staged | Way::Either => {
+                    usage.items_staged.add(1);
+                    usage.bytes_staged.add(item.local.length());
+                }
+            }
+        }
+        ways
+    }
+
+    fn devices_to(&self, segment: u64) -> usize {
+        self.devices.binary_search_by_key(&segment, |(segment, _)| *segment).map_or(0, |at| self.devices[at].1)
+    }
+
+    /// Moves the items of one wave.
+    fn run_wave(&mut self, ways: &[Way], is_in_it: impl Fn(usize) -> bool) {
+        let of = |wanted: &[Way]| -> Vec<usize> {
+            (0..ways.len()).filter(|item| wanted.contains(&ways[*item]) && is_in_it(*item)).collect()
+        };
+        let mut flights = Vec::new();
+        let as_they_are = of(&[Way::ZeroCopy, Way::Direct]);
+        if !as_they_are.is_empty() {
+            flights.push(self.launch(self.in_place(&as_they_are), Hold::Caller));
+        }
+        let registered = of(&[Way::Registered]);
+        flights.extend(self.launch_registered(&registered));
+        self.stage(&of(&[Way::Staged]));
+        for flight in flights {
+            self.land(flight);
+        }
+    }
+
+    fn in_place(&self, items: &[usize]) -> Vec<Work> {
+        items.iter().map(|&item| Work { item, local: self.items[item].local }).collect()
+    }
+
+    /// Registers the memory of the items, if their transports need it, and begins to move them. What cannot be registered fails.
+    fn launch_registered(&mut self, items: &[usize]) -> Option<Flight<'a>> {
+        let needs_it = |item: &&usize| self.devices_to(self.items[**item].segment) > 0;
+        let ranges = plan::merge(items.iter().filter(needs_it).map(|item| self.items[*item].local));
+        let mut registered = Registered { engine: self.engine, pool: self.pool, regions: Vec::new() };
+        let outcomes = if ranges.is_empty() { Vec::new() } else { registered.cover_each(&ranges, self.options.deadline) };
+        let mut work = self.in_place(items);
+        work.retain(|Work { item, local }| {
+            if self.devices_to(self.items[*item].segment) == 0 {
+                return true;
+            }
+            let holder = ranges.partition_point(|range| range.address() <= local.address()).checked_sub(1);
+            match holder.and_then(|holder| outcomes[holder].as_ref().err()) {
+                None => true,
+                Some(error) => {
+                    self.statuses[*item] = Some(failed(error.clone()));
+                    false
+                }
+            }
+        });
+        (!work.is_empty()).then(|| self.launch(work, Hold::Regions(registered)))
+    }
+
+    /// Moves the items, which are in the order of the input, through leases.
+    fn stage(&mut self, items: &[usize]) {
+        let lengths: Vec<u64> = items.iter().map(|item| self.items[*item].local.length()).collect();
+        let mut before = None;
+        for group in plan::groups(&lengths, self.pool.largest_lease()) {
+            let (members, lengths) = (&items[group.clone()], &lengths[group]);
+            let begun = self.acquire(lengths.iter().sum(), &mut before).and_then(|held| match held {
+                Some(held) => self.launch_staged(members, lengths, held).map(Some),
+                None => Ok(self.launch_registered(members)),
+            });
+            match begun {
+                Ok(Some(flight)) => {
+                    if let Some(before) = before.replace(flight) {
+                        self.land(before);
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => members.iter().for_each(|item| self.statuses[*item] = Some(failed(error.clone()))),
+            }
+        }
+        if let Some(before) = before {
+            self.land(before);
+        }
+    }
+
+    /// A lease; `None` if there is none to be had, and the memory is to be registered instead. Before it waits for one it finishes what is before.
+    fn acquire(&mut self, bytes: u64, before: &mut Option<Flight<'a>>) -> Result<Option<Held<'a>>> {
+        if self.is_out_of_time() {
+            return Err(out_of_time("it had not been begun"));
+        }
+        let at_once = Some(Duration::ZERO);
+        let mut lease = self.pool.acquire(self.direction, bytes, at_once);
+        let is_full = |lease: &Result<Lease>| lease.as_ref().is_err_and(|error| error.code() == Code::Timeout);
+        if is_full(&lease)
+            && let Some(before) = before.take()
+        {
+            self.land(before);
+            lease = self.pool.acquire(self.direction, bytes, at_once);
+        }
+        if is_full(&lease) && self.pool.fallback() == Fallback::Wait {
+            let rest = self.options.deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            lease = self.pool.acquire(self.direction, bytes, rest);
+        }
+        match lease {
+            Ok(lease) => Ok(Some(Held { pool: self.pool, lease: Some(lease), batch: None })),
+            Err(error) if error.code() == Code::Timeout && self.pool.fallback() == Fallback::Register => {
+                self.pool.fall_back(&error);
+                Ok(None)
+            }
+            Err(error) => Err(self.engine.check_open().err().unwrap_or(error)),
+        }
+    }
+
+    fn launch_staged(&mut self, members: &[usize], lengths: &[u64], held: Held<'a>) -> Result<Flight<'a>> {
+        let parts = held.parts(lengths)?;
+        let work: Vec<Work> = members.iter().zip(parts).map(|(&item, local)| Work { item, local }).collect();
+        if self.direction == Direction::Put {
+            work.iter().for_each(|Work { item, local }| memory::copy(*local, self.items[*item].local));
+        }
+        Ok(self.launch(work, Hold::Lease(held)))
+    }
+
+    /// Begins to move what is in place.
+    fn launch(&self, work: Vec<Work>, mut hold: Hold<'a>) -> Flight<'a> {
+        let under_way = self.submit(&work);
+        if let Hold::Lease(held) = &mut hold {
+            held.batch = Some(under_way.batch.clone());
+        }
+        Flight { work, under_way, hold }
+    }
+
+    fn submit(&self, work: &[Work]) -> Launched {
+        let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
+        let request = |Work { item, local }: &Work| {
+            let Item { segment, remote_address, .. } = self.items[*item];
+            Request { opcode, local: *local, segment, remote_address }
+        };
+        let requests: Vec<Request> = work.iter().map(request).collect();
+        let host: Weak<dyn BatchHost> = self.engine.this.clone();
+        let batch = Batch::new(0, requests.len(), host, self.engine.counters.clone());
+        let options = SubmitOptions { deadline: self.options.deadline, stall: None };
+        let mut refused = Vec::new();
+        match self.engine.submit(&batch, &requests, None, options) {
+            Ok(()) => {}
+            Err(error) if requests.len() == 1 => refused.push((0, error)),
+            // One is no reason for all to fail, such as one whose memory is being unregistered.
+            Err(_) => {
+                for (place, request) in requests.iter().enumerate() {
+                    let outcome = self.engine.submit(&batch, std::slice::from_ref(request), None, options);
+                    refused.extend(outcome.err().map(|error| (place, error)));
+                }
+            }
+        }
+        Launched { batch, refused }
+    }
+
+    /// Waits for the end of work, has what has failed transferred again, and copies out what was got. What is returned keeps the memory, and
+    /// is to be dropped unless it is a lease for the caller.
+    fn land(&mut self, flight: Flight<'a>) -> Hold<'a> {
+        let Flight { work, mut under_way, mut hold } = flight;
+        let mut pending = work.clone();
+        for attempt in 0.. {
+            let limit = match &hold {
+                Hold::Lease(_) => self.options.deadline.map(|end| end.saturating_duration_since(Instant::now())),
+                Hold::Caller | Hold::Regions(_) => None,
+            };
+            let is_over = under_way.batch.wait(limit);
+            let outcomes = self.outcomes(&under_way, pending.len());
+            let mut again = Vec::new();
+            for (work, status) in pending.iter().zip(outcomes) {
+                if matches!(status.state, State::Failed | State::Timeout) {
+                    again.push(*work);
+                }
+                self.statuses[work.item] = Some(status);
+            }
+            if again.is_empty() || !is_over || attempt >= self.options.retries || !self.pause_before_retry() {
+                break;
+            }
+            self.pool.usage().retried.add(again.len() as u64);
+            under_way = self.submit(&again);
+            if let Hold::Lease(held) = &mut hold {
+                held.batch = Some(under_way.batch.clone());
+            }
+            pending = again;
+        }
+        if self.direction == Direction::Get {
+            for Work { item, local } in &work {
+                let is_there = self.statuses[*item].as_ref().is_some_and(|status| status.state == State::Completed);
+                let target = self.items[*item].local;
+                if is_there && target != *local {
+                    memory::copy(target, *local);
+                }
+            }
+        }
+        if let Hold::Regions(registered) = &mut hold {
+            let undone = registered.unregister();
+            self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
+        }
+        hold
+    }
+
+    /// What has become of so many requests.
+    fn outcomes(&self, launched: &Launched, count: usize) -> Vec<TaskStatus> {
+        let Launched { batch, refused } = launched;
+        if batch.len() + refused.len() != count {
+            let text = format!("of {count} requests {} were begun and {} refused", batch.len(), refused.len());
+            return vec![failed(Error::new(Code::Internal, text)); count];
+        }
+        let mut refused = refused.iter().peekable();
+        let mut task = 0;
+        let outcome = |place: usize| {
+            if let Some((_, error)) = refused.next_if(|(refused, _)| *refused == place) {
+                return failed(error.clone());
+            }
+            task += 1;
+            match batch.task_status(task - 1) {
+                Some(status) if status.state.is_terminal() => status,
+                _ => failed(out_of_time("bytes were still on their way")),
+            }
+        };
+        (0..count).map(outcome).collect()
+    }
+
+    /// False if there is no time left for one.
+    fn pause_before_retry(&self) -> bool {
+        let end = Instant::now().checked_add(self.options.retry_pause);
+        if self.options.deadline.is_some_and(|deadline| end.is_none_or(|end| end >= deadline)) {
+            return false;
+        }
+        self.pool.pause(self.options.retry_pause);
+        self.engine.check_open().is_ok()
+    }
+
+    fn is_out_of_time(&self) -> bool {
+        self.options.deadline.is_some_and(|end| Instant::now() >= end)
+    }
+}
+
+fn out_of_time(what: &str) -> Error {
+    Error::quiet(Code::Timeout, format!("the time of the call had passed when {what}"))
+}
+
+fn failed(error: Error) -> TaskStatus {
+    TaskStatus { state: State::of_error(&error), transferred_bytes: 0, error: Some(error) }
+}

@@ -1,0 +1,175 @@
+//! How a put or get goes through a pool: which items wait for which, how each of them gets there, and which share a lease. Pure functions of
+//! numbers; who moves bytes is the engine.
+//!
+//! Cost of each: O(n log n) for n items, and where nothing overlaps one sort.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::sys::MemoryRange;
+
+/// How items are to get there, as the caller asks for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preference {
+    /// As is best for each.
+    #[default]
+    Auto,
+    /// Through the pool, whatever can be.
+    Staged,
+    /// From where they are.
+    Direct,
+}
+
+/// How an item gets there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From registered memory, or there is nothing to be moved.
+    ZeroCopy,
+    /// From where it is, which need not be registered.
+    Direct,
+    /// From where it is, which is registered for the call.
+    Registered,
+    /// Through a lease.
+    Staged,
+    /// Registered or staged, whichever takes less time.
+    Either,
+}
+
+/// What decides on an item's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Its bytes.
+    pub length: u64,
+    /// Whether all of its memory is registered.
+    pub is_registered: bool,
+    /// Whether it is in memory of a device, which the host does not copy.
+    pub is_of_device: bool,
+    /// Whether the transport to its segment needs registered memory.
+    pub needs_registration: bool,
+}
+
+impl Item {
+    /// The way it goes through a pool with that largest lease.
+    pub fn way(&self, asked: Preference, largest_lease: u64) -> Way {
+        if self.length == 0 || self.is_registered {
+            return Way::ZeroCopy;
+        }
+        let can_be_staged = !self.is_of_device && self.length <= largest_lease;
+        match (asked, self.needs_registration) {
+            (Preference::Staged, _) if can_be_staged => Way::Staged,
+            (_, false) => Way::Direct,
+            (Preference::Auto, true) if can_be_staged => Way::Either,
+            (_, true) => Way::Registered,
+        }
+    }
+}
+
+/// Where the bytes of an item arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    /// Whose address space it is.
+    pub space: u64,
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl Target {
+    fn end(&self) -> u128 {
+        u128::from(self.address) + u128::from(self.length)
+    }
+}
+
+/// For each item the number of its wave, so that of those that arrive at the same byte the last in input order arrives last: an item is in the
+/// wave after the last one of the earlier items that it overlaps, and in wave 0 if there are none. `None` if all are.
+pub fn waves(targets: &[Target]) -> Option<Vec<u32>> {
+    let mut sorted: Vec<&Target> = targets.iter().filter(|target| target.length > 0).collect();
+    sorted.sort_unstable();
+    let mut reached = (0, 0);
+    let overlap = sorted.iter().any(|target| {
+        let meets = target.space == reached.0 && u128::from(target.address) < reached.1;
+        reached = (target.space, if target.space == reached.0 { reached.1.max(target.end()) } else { target.end() });
+        meets
+    });
+    if !overlap {
+        return None;
+    }
+    // By space and start: end, and the wave of the item that arrives there last so far, which is later than all that arrive there before it.
+    let mut arrivals: BTreeMap<(u64, u128), (u128, u32)> = BTreeMap::new();
+    let wave_of = |target: &Target| {
+        if target.length == 0 {
+            return 0;
+        }
+        let (start, end) = (u128::from(target.address), target.end());
+        let mut wave = 0;
+        let last_before = |arrivals: &BTreeMap<(u64, u128), (u128, u32)>| {
+            let (&(space, from), &(to, wave)) = arrivals.range(..(target.space, end)).next_back()?;
+            (space == target.space && to > start).then_some((from, to, wave))
+        };
+        while let Some((from, to, other)) = last_before(&arrivals) {
+            wave = wave.max(other + 1);
+            arrivals.remove(&(target.space, from));
+            if from < start {
+                arrivals.insert((target.space, from), (start, other));
+            }
+            if to > end {
+                arrivals.insert((target.space, end), (to, other));
+            }
+        }
+        arrivals.insert((target.space, start), (end, wave));
+        wave
+    };
+    Some(targets.iter().map(wave_of).collect())
+}
+
+/// The ranges, sorted, those that overlap or touch as one.
+pub fn merge(ranges: impl Iterator<Item = MemoryRange>) -> Vec<MemoryRange> {
+    let mut sorted: Vec<MemoryRange> = ranges.filter(|range| range.length() > 0).collect();
+    sorted.sort_unstable_by_key(MemoryRange::address);
+    sorted.dedup_by(|next, before| match before.union(next) {
+        Some(union) => {
+            *before = union;
+            true
+        }
+        None => false,
+    });
+    sorted
+}
+
+/// The parts of `range` that none of the others holds, which are sorted and do not overlap.
+pub fn gaps(range: MemoryRange, others: impl Iterator<Item = MemoryRange>) -> Vec<MemoryRange> {
+    let mut gaps = Vec::new();
+    let mut reached = 0;
+    let offset_of = |address: u128| address.saturating_sub(range.address().into()).min(range.length().into()) as u64;
+    for other in others {
+        let start = offset_of(other.address().into());
+        gaps.extend(range.part(reached, start.saturating_sub(reached)).filter(|gap| gap.length() > 0));
+        reached = reached.max(offset_of(other.end()));
+    }
+    gaps.extend(range.part(reached, range.length() - reached).filter(|gap| gap.length() > 0));
+    gaps
+}
+
+/// Groups are not made smaller than this for the sake of copying one while another is transferred, in bytes.
+const LEAST_GROUP: u64 = 512 << 10;
+/// Into so many groups a call is divided for it.
+const GROUPS: u64 = 4;
+
+/// Divides items of these lengths, in their order, into groups that are staged together: none has more than `largest` bytes, unless one item has.
+pub fn groups(lengths: &[u64], largest: u64) -> Vec<Range<usize>> {
+    let total = lengths.iter().fold(0_u64, |sum, length| sum.saturating_add(*length));
+    let limit = (total / GROUPS).max(LEAST_GROUP).min(largest);
+    let (mut groups, mut start, mut bytes) = (Vec::new(), 0, 0_u64);
+    for (at, length) in lengths.iter().enumerate() {
+        if at > start && bytes.saturating_add(*length) > limit {
+            groups.push(start..at);
+            (start, bytes) = (at, 0);
+        }
+        bytes = bytes.saturating_add(*length);
+    }
+    if start < lengths.len() {
+        groups.push(start..lengths.len());
+    }
+    groups
+}
