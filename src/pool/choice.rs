@@ -304,11 +304,11 @@ mod tests {
     fn calls_take_no_more_than_5_percent_longer_than_on_the_better_path() {
         for ratio in RATIOS {
             for (spread, outliers) in [(0.0, 0.0), (0.2, 0.0), (0.2, 0.02), (0.5, 0.0), (0.5, 0.02), (0.5, 0.05)] {
-                for seed in 1..=std::env::var("SEEDS").map_or(5, |n| n.parse().unwrap()) {
+                for seed in 1..=2 {
                     let (choice, mut chance) = (Choice::new(), Chance(seed * 0x9E37_79B9));
                     // On average, so that chance decides what is picked, but not whether that was right.
                     let (mut taken, mut better) = (0.0, 0.0);
-                    for number in 0..5_000 {
+                    for number in 0..3_000 {
                         let costs = [STAGED, STAGED * ratio].map(|cost| cost * chance.factor(spread, outliers));
                         let (_, path) = call(&choice, class(), costs);
                         if number >= 100 {
@@ -327,7 +327,7 @@ mod tests {
     fn trying_the_other_path_costs_no_more_than_1_percent() {
         for ratio in [1.01, 1.5, 3.0, 30.0, 1000.0] {
             let choice = Choice::new();
-            let calls = 100_000;
+            let calls = 20_000;
             let taken: f64 = (0..calls).map(|_| call(&choice, class(), [STAGED, STAGED * ratio]).0).sum();
             let excess = taken - STAGED * f64::from(calls);
             // Beside the trials of the warm-up.

@@ -15,6 +15,7 @@
 //! Cost of acquiring and of releasing without a wait: the lock and four steps in ordered maps, no system call.
 
 pub mod choice;
+pub mod copy;
 mod extents;
 mod ledger;
 #[cfg(all(test, not(loom)))]
