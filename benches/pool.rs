@@ -153,19 +153,27 @@ fn copies() {
         // SAFETY: the mapping is ours.
         unsafe { ptr::write_bytes(arena.range().address() as *mut u8, 1, ARENA as usize) };
     }
-    for bytes in (12..=26).step_by(2).map(|exponent| 1_u64 << exponent) {
+    for bytes in [12, 14, 16, 18, 20, 22, 23, 24, 26].map(|exponent| 1_u64 << exponent) {
         for is_hot in [false, true] {
             let mut rates = [const { (Vec::new(), Vec::new()) }; WAYS.len()];
             for round in 0..ROUNDS {
                 for (at, (_, way)) in WAYS.into_iter().enumerate() {
                     let (mut copied, mut used) = (Duration::ZERO, Duration::ZERO);
-                    for number in 0..ROUND / bytes {
-                        let offset = ((round * WAYS.len() as u64 + at as u64) * ROUND + number * bytes) % ARENA;
-                        let lease = target.range().part(if is_hot { 0 } else { (offset + ARENA / 2) % ARENA }, bytes).unwrap();
+                    // Some at a time: the clock takes longer than a short copy.
+                    let (count, batch) = (ROUND / bytes, (1_u64 << 20).div_ceil(bytes));
+                    let begin = (round * WAYS.len() as u64 + at as u64) * ROUND;
+                    let offset = |number| (begin + number * bytes) % ARENA;
+                    let part = |offset| source.range().part(offset, bytes).unwrap();
+                    let lease = |number| {
+                        let offset = if is_hot { 0 } else { (offset(number) + ARENA / 2) % ARENA };
+                        target.range().part(offset, bytes).unwrap()
+                    };
+                    for first in (0..count).step_by(batch as usize) {
+                        let numbers = first..first + batch;
                         let started = cpu_time();
-                        way(lease, source.range().part(offset, bytes).unwrap());
+                        numbers.clone().for_each(|number| way(lease(number), part(offset(number))));
                         copied += cpu_time() - started;
-                        read(lease);
+                        numbers.for_each(|number| read(lease(number)));
                         used += cpu_time() - started;
                     }
                     let rate = |spent: Duration| ROUND as f64 / spent.as_nanos() as f64;
