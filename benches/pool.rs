@@ -127,11 +127,12 @@ fn gather_pieces(lease: MemoryRange, source: MemoryRange, lengths: &[u64]) {
     copy::gather(lease, &pieces);
 }
 
-const WAYS: [(&str, Way); 4] = [
+const WAYS: [(&str, Way); 5] = [
     ("memcpy", memcpy),
     ("whole", |lease, source| copy::gather(lease, &[source])),
     ("pieces of 4 KiB", |lease, source| gather_pieces(lease, source, &[4096])),
-    ("ragged", |lease, source| gather_pieces(lease, source, &[5001, 64, 12_345, 1, 4095, 8192])),
+    ("ragged, 40 KiB", |lease, source| gather_pieces(lease, source, &[20_001, 100_003, 17_000, 33_333])),
+    ("ragged, 5 KiB", |lease, source| gather_pieces(lease, source, &[5001, 64, 12_345, 1, 4095, 8192])),
 ];
 
 /// Reads as a device would whose DMA is done by the processor.

@@ -1,10 +1,9 @@
 //! Copies between a lease and the pieces of a payload.
 //!
-//! From [`LARGE`] on the whole copy goes past the caches, which is faster from there on even for a device that reads it with the processor;
-//! docs/performance.md has the figures. What did not pay, and is not here:
-//!
-//! - Special treatment of pieces that lie at a constant distance, or side by side: a loop over ranges is as fast, by pieces of 4 KiB.
-//! - Several threads for a copy. One alone uses what bandwidth a machine of two CPUs has; and who puts a lot does so from several threads.
+//! From [`LARGE`] on the copy goes past the caches: twice as fast into leases that are in no cache, which large ones mostly are, and as
+//! fast into others. A NIC reads both alike. A device whose DMA is done by the processor reads what lies in a cache sooner, so shorter copies
+//! stay there. docs/performance.md has the figures, also of what did not pay and is not here: special treatment of pieces that lie side by side or
+//! at a constant distance, and several threads for one copy.
 //!
 //! Cost: a check and a call of the copy for each piece. No allocation, no lock, no system call.
 

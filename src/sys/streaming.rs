@@ -6,15 +6,21 @@
 use super::MemoryRange;
 use super::memory::copy;
 
-/// Shortest pieces that are streamed: below, lines that are written only in part cost more than reading them would.
+/// What streaming stores write at a time; a line that is written only in part costs more than reading it would.
+const LINE: u64 = 64;
+/// Shortest pieces of whole lines that are streamed.
 const SHORTEST: u64 = 4096;
+/// Shortest of the others.
+const SHORTEST_UNALIGNED: u64 = 16 << 10;
 
 /// Copies the second range of each pair to the first. The lengths must be equal, and none of the ranges be written by anybody else; ranges that
 /// overlap are copied as [`copy`] does. When it returns, the bytes are there for other threads and devices. Pages that are not mapped end the process, as
 /// with `memcpy`.
 pub fn copy_past_caches(pairs: impl Iterator<Item = (MemoryRange, MemoryRange)>) {
     for (target, source) in pairs {
-        if cfg!(all(target_arch = "x86_64", not(miri))) && source.length() >= SHORTEST && !target.intersects(&source) {
+        let is_whole = (target.address() | target.length()).is_multiple_of(LINE);
+        let shortest = if is_whole { SHORTEST } else { SHORTEST_UNALIGNED };
+        if target.length() >= shortest && !target.intersects(&source) {
             stream(target, source);
         } else {
             copy(target, source);
@@ -23,12 +29,11 @@ pub fn copy_past_caches(pairs: impl Iterator<Item = (MemoryRange, MemoryRange)>)
     fence();
 }
 
-/// [`copy`] of ranges that do not overlap, of 64 bytes and more. [`fence`] must follow.
+/// [`copy`] of ranges that do not overlap, of a line and more. [`fence`] must follow.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn stream(target: MemoryRange, source: MemoryRange) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
 
-    const LINE: u64 = 64;
     assert!(target.length() == source.length() && target.length() >= LINE);
     let head = target.address().next_multiple_of(LINE) - target.address();
     let streamed = (target.length() - head) / LINE * LINE;
@@ -75,7 +80,7 @@ mod tests {
     #[test]
     fn copies_are_exact_wherever_they_begin_and_end() {
         let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at * 31 % 251) as u8).collect();
-        let lengths = [0, 1, 63, 64, 4095, 4096, 4097, 4096 + 63, 8192, 12_345];
+        let lengths = [0, 1, 63, 64, 4095, 4096, 4097, 8192, 16_383, 16_384, 16_385, 16_384 + 63, 18_001];
         // Under miri each takes long, and all offsets are alike.
         let offsets: &[usize] = if cfg!(miri) { &[0, 17] } else { &[0, 1, 15, 16, 17, 63, 64, 65] };
         for &length in &lengths {
