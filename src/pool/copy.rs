@@ -1,9 +1,8 @@
 //! Copies between a lease and the pieces of a payload.
 //!
-//! From [`LARGE`] on the copy goes past the caches: twice as fast into leases that are in no cache, which large ones mostly are, and as
-//! fast into others. A NIC reads both alike. A device whose DMA is done by the processor reads what lies in a cache sooner, so shorter copies
-//! stay there. docs/performance.md has the figures, also of what did not pay and is not here: special treatment of pieces that lie side by side or
-//! at a constant distance, and several threads for one copy.
+//! From [`LARGE`] on the copy goes past the caches: twice as fast into leases that are in no cache, and about as fast into others. Shorter
+//! copies stay in the caches, for devices whose DMA is done by the processor. docs/performance.md has the figures, also of what did not
+//! pay and is not here: special treatment of pieces that lie side by side or at a constant distance, and several threads for one copy.
 //!
 //! Cost: a check and a call of the copy for each piece. No allocation, no lock, no system call.
 
