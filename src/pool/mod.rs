@@ -15,6 +15,8 @@
 //! Who locks what: the ledger's one lock, for some steps of book-keeping; under no lock anything is copied, registered or transferred.
 //! Cost of acquiring and of releasing without a wait: the lock and four steps in ordered maps, no system call.
 
+pub mod choice;
+pub mod copy;
 mod extents;
 mod ledger;
 pub mod plan;

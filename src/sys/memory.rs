@@ -1,4 +1,4 @@
-//! Ranges of the host program's memory, and the one copy between them.
+//! Ranges of the host program's memory, and copies between them.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 ///
 /// Its existence is a promise: whoever made it (see [`MemoryRange::new`]) vouches that the library may read and write the range for
 /// as long as the contract of the function that took it says. The promise covers who owns the bytes, not that pages are mapped:
-/// system calls answer `EFAULT` for bad pages, and only [`copy`] touches memory directly.
+/// system calls answer `EFAULT` for bad pages, and only [`copy`] and [`super::streaming`] touch memory directly.
 ///
 /// Never empty ranges that wrap: `address + length <= 2^64` always holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The few system-call wrappers of the library and its one memory copy.
+//! The few system-call wrappers of the library and its memory copies.
 //!
 //! Everything here is safe to call: what a wrapper needs to be promised is carried by a type, such as [`MemoryRange`].
 //! This is one of the few rooms that may hold `unsafe`.
@@ -18,6 +18,7 @@ pub mod policy;
 pub mod process;
 pub mod signals;
 pub mod socket;
+pub mod streaming;
 pub mod thread;
 
 pub use memory::MemoryRange;
