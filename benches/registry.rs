@@ -54,7 +54,7 @@ impl Engine {
 impl Store for Engine {
     const NAME: &'static str = "registry";
     fn new() -> Engine {
-        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
+        let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Default::default() };
         Engine { registry: Registry::new(), options }
     }
     fn register(&self, start: u64) {

@@ -870,7 +870,7 @@ typedef struct te_pool_statistics {
     /// Items that were transferred from or to where they are, after their memory was registered for the call, or without that where
     /// it need not be.
     uint64_t items_direct;
-    /// Items that were to go through a lease; those that fell back are among them.
+    /// Items that went through a lease.
     uint64_t items_staged;
     /// Their bytes.
     uint64_t bytes_staged;
@@ -948,7 +948,8 @@ te_status te_pool_release(te_pool *pool,
 ///
 /// Waits until all leases are released, and quarantined ones free, for up to `timeout_ms` milliseconds: 0 does not wait,
 /// and a negative number waits for as long as it takes. While it waits, calls of te_pool_acquire give
-/// TE_ERR_CANCELED, also those that were waiting. Errors: TE_ERR_BATCH_BUSY if leases are still out, or the pool
+/// TE_ERR_CANCELED, also those that were waiting; so do te_put and te_get, and their items that have not been staged yet.
+/// Errors: TE_ERR_BATCH_BUSY if leases are still out, a te_put or te_get has not returned, or the pool
 /// is being closed by another call: it is open as before. The same if a transfer that uses its memory without
 /// a lease did not end within five seconds: then the memory takes no new transfers, and the call can be repeated. What a
 /// device answers that does not give the memory back: the pool is closed then, and its memory stays mapped.

@@ -53,7 +53,7 @@ fn counted(operations: u64, mut operation: impl FnMut(u64)) -> (f64, f64) {
 
 #[test]
 fn a_change_allocates_a_region_and_little_else_whatever_is_registered() {
-    let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
+    let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Default::default() };
     for size in [256u64, 8_192, 65_536] {
         let registry = Registry::new();
         // An odd factor visits each number below a power of two once, here in no helpful order.

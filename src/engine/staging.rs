@@ -26,10 +26,13 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::error::{Code, Error, Result};
+use crate::pool::choice::{Class, Path};
+use crate::pool::copy;
 use crate::pool::plan::{self, Preference, Target, Way};
 use crate::pool::{Direction, Fallback, Lease, Outcome, Pool};
 use crate::registry::{Owner, Region, RegionOptions};
-use crate::sys::{MemoryRange, memory};
+use crate::sys::MemoryRange;
+use crate::sys::device_memory::Driver;
 use crate::transfer::{Batch, BatchHost, Request, State, SubmitOptions, TaskStatus};
 use crate::transport::Opcode;
 
@@ -131,11 +134,11 @@ impl Engine {
         usage.items_staged.add(items.len() as u64);
         usage.bytes_staged.add(bytes);
         let work = items.iter().enumerate().map(|(item, Item { local, .. })| Work { item, local: *local }).collect();
-        let flight = run.launch(work, Hold::Lease(held));
-        let hold = run.land(flight);
+        let mut flight = run.launch(work, Hold::Lease(held));
+        run.land(&mut flight);
         let finished = run.finish();
         let is_whole = finished.statuses.iter().all(|status| status.state == State::Completed);
-        match hold {
+        match flight.hold {
             Hold::Lease(mut held) if is_whole => Ok((finished, held.lease.take())),
             _ => Ok((finished, None)),
         }
@@ -330,6 +333,8 @@ struct Run<'a> {
     devices: Vec<(u64, usize)>,
     statuses: Vec<Option<TaskStatus>>,
     undone: Result<()>,
+    /// Something took longer than it does as a rule: it was tried again, or there was no room.
+    is_disturbed: bool,
 }
 
 impl<'a> Run<'a> {
@@ -341,7 +346,8 @@ impl<'a> Run<'a> {
         options: StagingOptions,
     ) -> Result<Run<'a>> {
         let devices = engine.devices_of(items.iter().map(|item| item.segment).collect())?;
-        Ok(Run { engine, pool, direction, items, options, devices, statuses: vec![None; items.len()], undone: Ok(()) })
+        let statuses = vec![None; items.len()];
+        Ok(Run { engine, pool, direction, items, options, devices, statuses, undone: Ok(()), is_disturbed: false })
     }
 
     fn finish(self) -> Finished {
@@ -351,73 +357,84 @@ impl<'a> Run<'a> {
     }
 
     fn run(&mut self) {
-        let ways = self.ways();
+        let mut ways = self.ways();
+        let to_be_recorded = self.decide(&mut ways);
+        let begin = Instant::now();
         let target = |item: &Item| match self.direction {
             Direction::Get => Target { space: 0, address: item.local.address(), length: item.local.length() },
             _ => Target { space: item.segment, address: item.remote_address, length: item.local.length() },
         };
         let targets: Vec<Target> = self.items.iter().map(target).collect();
-        match plan::waves(&targets) {
-            None => self.run_wave(&ways, |_| true),
-            Some(waves) => {
-                let last = waves.iter().copied().max().unwrap_or(0);
-                (0..=last).for_each(|wave| self.run_wave(&ways, |item| waves[item] == wave));
+        let mut order: Vec<usize> = (0..self.items.len()).collect();
+        let Some(waves) = plan::waves(&targets) else {
+            self.run_wave(&ways, &order);
+            let is_complete = |status: &Option<TaskStatus>| status.as_ref().is_some_and(|status| status.state == State::Completed);
+            let is_usual = !self.is_disturbed && self.statuses.iter().all(is_complete);
+            if let Some((class, path, bytes)) = to_be_recorded.filter(|_| is_usual) {
+                self.pool.choice().record(class, path, bytes, begin.elapsed());
             }
-        }
+            return;
+        };
+        // Stable: those of a wave stay in input order.
+        order.sort_by_key(|item| waves[*item]);
+        order.chunk_by(|a, b| waves[*a] == waves[*b]).for_each(|wave| self.run_wave(&ways, wave));
     }
 
-    /// The way of each item, decided.
+    /// The way of each item.
     fn ways(&self) -> Vec<Way> {
         let (asked, largest) = (self.options.preference, self.pool.largest_lease());
-        let ways: Vec<Way> = self.engine.registry.read(|view| {
-            let way = |item: &Item| {
-                let facts = plan::Item {
-                    length: item.local.length(),
-                    is_registered: view.is_registered(item.local),
-                    is_of_device: false,
-                    needs_registration: self.devices_to(item.segment) > 0,
-                };
-                match facts.way(asked, largest) {
-                    Way::Either => Way::Staged,
-                    way => way,
-                }
+        let driver = Driver::find();
+        let registered: Vec<bool> =
+            self.engine.registry.read(|view| self.items.iter().map(|item| view.is_registered(item.local)).collect());
+        let way = |(item, is_registered): (&Item, bool)| {
+            let facts = plan::Item {
+                length: item.local.length(),
+                is_registered,
+                is_of_device: !is_registered && driver.owns(item.local.address()),
+                needs_registration: self.devices_to(item.segment) > 0,
             };
-            self.items.iter().map(way).collect()
-        });
-        let usage = self.pool.usage();
-        for (way, item) in ways.iter().zip(self.items) {
-            match way {
-                Way::ZeroCopy => usage.items_zero_copy.add(1),
-                Way::Direct | Way::Registered => usage.items_direct.add(1),
-                Way::Staged | Way::Either => {
-                    usage.items_staged.add(1);
-                    usage.bytes_staged.add(item.local.length());
-                }
-            }
+            facts.way(asked, largest)
+        };
+        self.items.iter().zip(registered).map(way).collect()
+    }
+
+    /// Decides for the items that could go either way, all of them alike. What is to be recorded if they complete: nothing if the call moves others,
+    /// too.
+    fn decide(&self, ways: &mut [Way]) -> Option<(Class, Path, u64)> {
+        let open = || self.items.iter().zip(ways.iter()).filter(|(_, way)| **way == Way::Either).map(|(item, _)| item);
+        let count = open().count();
+        if count == 0 {
+            return None;
         }
-        ways
+        let bytes = open().fold(0_u64, |sum, item| sum.saturating_add(item.local.length()));
+        let devices = open().map(|item| self.devices_to(item.segment)).max().unwrap_or(0);
+        let class = Class::new(self.direction, bytes / count as u64, bytes, devices);
+        let path = self.pool.choice().pick(class);
+        let decided = if path == Path::Staged { Way::Staged } else { Way::Registered };
+        ways.iter_mut().filter(|way| **way == Way::Either).for_each(|way| *way = decided);
+        (count == ways.len()).then_some((class, path, bytes))
     }
 
     fn devices_to(&self, segment: u64) -> usize {
         self.devices.binary_search_by_key(&segment, |(segment, _)| *segment).map_or(0, |at| self.devices[at].1)
     }
 
-    /// Moves the items of one wave.
-    fn run_wave(&mut self, ways: &[Way], is_in_it: impl Fn(usize) -> bool) {
-        let of = |wanted: &[Way]| -> Vec<usize> {
-            (0..ways.len()).filter(|item| wanted.contains(&ways[*item]) && is_in_it(*item)).collect()
-        };
+    /// Moves the items of one wave, which are in input order.
+    fn run_wave(&mut self, ways: &[Way], wave: &[usize]) {
+        let of = |wanted: Way| -> Vec<usize> { wave.iter().copied().filter(|item| ways[*item] == wanted).collect() };
         let mut flights = Vec::new();
-        let as_they_are = of(&[Way::ZeroCopy, Way::Direct]);
-        if !as_they_are.is_empty() {
-            flights.push(self.launch(self.in_place(&as_they_are), Hold::Caller));
+        let usage = self.pool.usage();
+        for (way, counter) in [(Way::ZeroCopy, &usage.items_zero_copy), (Way::Direct, &usage.items_direct)] {
+            let items = of(way);
+            if !items.is_empty() {
+                counter.add(items.len() as u64);
+                flights.push(self.launch(self.in_place(&items), Hold::Caller));
+            }
         }
-        let registered = of(&[Way::Registered]);
+        let registered = of(Way::Registered);
         flights.extend(self.launch_registered(&registered));
-        self.stage(&of(&[Way::Staged]));
-        for flight in flights {
-            self.land(flight);
-        }
+        self.stage(&of(Way::Staged));
+        flights.iter_mut().for_each(|flight| self.land(flight));
     }
 
     fn in_place(&self, items: &[usize]) -> Vec<Work> {
@@ -444,6 +461,7 @@ impl<'a> Run<'a> {
                 }
             }
         });
+        self.pool.usage().items_direct.add(work.len() as u64);
         (!work.is_empty()).then(|| self.launch(work, Hold::Regions(registered)))
     }
 
@@ -460,7 +478,7 @@ impl<'a> Run<'a> {
             match begun {
                 Ok(Some(flight)) => {
                     if let Some(before) = before.replace(flight) {
-                        self.land(before);
+                        self.land_group(before);
                     }
                 }
                 Ok(None) => {}
@@ -468,7 +486,7 @@ impl<'a> Run<'a> {
             }
         }
         if let Some(before) = before {
-            self.land(before);
+            self.land_group(before);
         }
     }
 
@@ -483,9 +501,10 @@ impl<'a> Run<'a> {
         if is_full(&lease)
             && let Some(before) = before.take()
         {
-            self.land(before);
+            self.land_group(before);
             lease = self.pool.acquire(self.direction, bytes, at_once);
         }
+        self.is_disturbed |= is_full(&lease);
         if is_full(&lease) && self.pool.fallback() == Fallback::Wait {
             let rest = self.options.deadline.map(|end| end.saturating_duration_since(Instant::now()));
             lease = self.pool.acquire(self.direction, bytes, rest);
@@ -503,9 +522,12 @@ impl<'a> Run<'a> {
     fn launch_staged(&mut self, members: &[usize], lengths: &[u64], held: Held<'a>) -> Result<Flight<'a>> {
         let parts = held.parts(lengths)?;
         let work: Vec<Work> = members.iter().zip(parts).map(|(&item, local)| Work { item, local }).collect();
-        if self.direction == Direction::Put {
-            work.iter().for_each(|Work { item, local }| memory::copy(*local, self.items[*item].local));
+        if let Some(lease) = held.lease.filter(|_| self.direction == Direction::Put) {
+            copy::gather(lease.memory, &members.iter().map(|item| self.items[*item].local).collect::<Vec<_>>());
         }
+        let usage = self.pool.usage();
+        usage.items_staged.add(work.len() as u64);
+        usage.bytes_staged.add(lengths.iter().sum());
         Ok(self.launch(work, Hold::Lease(held)))
     }
 
@@ -543,18 +565,17 @@ impl<'a> Run<'a> {
         Launched { batch, refused }
     }
 
-    /// Waits for the end of work, has what has failed transferred again, and copies out what was got. What is returned keeps the memory, and
-    /// is to be dropped unless it is a lease for the caller.
-    fn land(&mut self, flight: Flight<'a>) -> Hold<'a> {
-        let Flight { work, mut under_way, mut hold } = flight;
-        let mut pending = work.clone();
+    /// Waits for the end of a flight, and has what has failed transferred again.
+    fn land(&mut self, flight: &mut Flight<'a>) {
+        let Flight { work, under_way, hold } = flight;
+        let mut pending = std::borrow::Cow::Borrowed(work.as_slice());
         for attempt in 0.. {
-            let limit = match &hold {
+            let limit = match hold {
                 Hold::Lease(_) => self.options.deadline.map(|end| end.saturating_duration_since(Instant::now())),
                 Hold::Caller | Hold::Regions(_) => None,
             };
             let is_over = under_way.batch.wait(limit);
-            let outcomes = self.outcomes(&under_way, pending.len());
+            let outcomes = self.outcomes(under_way, pending.len());
             let mut again = Vec::new();
             for (work, status) in pending.iter().zip(outcomes) {
                 if matches!(status.state, State::Failed | State::Timeout) {
@@ -565,27 +586,33 @@ impl<'a> Run<'a> {
             if again.is_empty() || !is_over || attempt >= self.options.retries || !self.pause_before_retry() {
                 break;
             }
+            self.is_disturbed = true;
             self.pool.usage().retried.add(again.len() as u64);
-            under_way = self.submit(&again);
-            if let Hold::Lease(held) = &mut hold {
+            *under_way = self.submit(&again);
+            if let Hold::Lease(held) = hold {
                 held.batch = Some(under_way.batch.clone());
             }
-            pending = again;
+            pending = again.into();
         }
-        if self.direction == Direction::Get {
-            for Work { item, local } in &work {
-                let is_there = self.statuses[*item].as_ref().is_some_and(|status| status.state == State::Completed);
-                let target = self.items[*item].local;
-                if is_there && target != *local {
-                    memory::copy(target, *local);
-                }
-            }
-        }
-        if let Hold::Regions(registered) = &mut hold {
+        if let Hold::Regions(registered) = hold {
             let undone = registered.unregister();
             self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
         }
-        hold
+    }
+
+    /// Lands a flight, copies out what it has got, and ends its lease.
+    fn land_group(&mut self, mut flight: Flight<'a>) {
+        self.land(&mut flight);
+        let Flight { work, hold: Hold::Lease(Held { lease: Some(lease), .. }), .. } = &flight else { return };
+        if self.direction == Direction::Get {
+            let is_there = |work: &&Work| self.statuses[work.item].as_ref().is_some_and(|status| status.state == State::Completed);
+            let target = |work: &Work| self.items[work.item].local;
+            if work.iter().all(|work| is_there(&work)) {
+                copy::scatter(lease.memory, &work.iter().map(target).collect::<Vec<_>>());
+            } else {
+                work.iter().filter(is_there).for_each(|work| copy::scatter(work.local, &[target(work)]));
+            }
+        }
     }
 
     /// What has become of so many requests.

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use self::choice::Choice;
 use self::extents::Extent;
 pub use self::ledger::Direction;
 use self::ledger::{Grant, Ledger, MOST_LEASES, Refusal, Share};
@@ -200,6 +201,7 @@ pub struct Pool {
     fallback: Fallback,
     usage: Usage,
     has_warned: AtomicBool,
+    choice: Choice,
 }
 
 impl Pool {
@@ -226,7 +228,7 @@ impl Pool {
         };
         let ledger = Arc::new(Ledger::new(layout.shares));
         let (fallback, usage, has_warned) = (options.fallback, Usage::default(), AtomicBool::new(false));
-        Ok(Pool { memory, location, layout, ledger, fallback, usage, has_warned })
+        Ok(Pool { memory, location, layout, ledger, fallback, usage, has_warned, choice: Choice::new() })
     }
 
     /// Begins a put or get. Errors: Canceled if the pool is being closed; InvalidHandle if it is closed.
@@ -248,6 +250,11 @@ impl Pool {
     /// See [`PoolOptions::largest_lease`].
     pub fn largest_lease(&self) -> u64 {
         self.layout.largest_lease
+    }
+
+    /// What puts and gets have learned of the ways that there are.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
     }
 
     /// Where puts and gets count.

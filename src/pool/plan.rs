@@ -173,3 +173,131 @@ pub fn groups(lengths: &[u64], largest: u64) -> Vec<Range<usize>> {
     }
     groups
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range((address, length): (u64, u64)) -> MemoryRange {
+        // SAFETY: nobody reads or writes the memory of a made-up range.
+        #[allow(unsafe_code)]
+        unsafe { MemoryRange::new(address, length) }.unwrap()
+    }
+
+    fn numbers(ranges: &[MemoryRange]) -> Vec<(u64, u64)> {
+        ranges.iter().map(|range| (range.address(), range.length())).collect()
+    }
+
+    /// The runs of the bytes that are set.
+    fn runs(bytes: &[bool]) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for at in (0..bytes.len()).filter(|at| bytes[*at]) {
+            match runs.last_mut() {
+                Some((start, length)) if *start + *length == at as u64 => *length += 1,
+                _ => runs.push((at as u64, 1)),
+            }
+        }
+        runs
+    }
+
+    const BYTES: usize = 64;
+
+    fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
+        prop::collection::vec((0..40_u64, 0..20_u64), 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn waves_are_those_of_comparing_each_with_each(
+            targets in prop::collection::vec((0..3_u64, 0..60_u64, 0..12_u64), 0..40),
+            base in prop_oneof![Just(0), Just(u64::MAX - 70)],
+        ) {
+            let targets: Vec<Target> =
+                targets.into_iter().map(|(space, address, length)| Target { space, address: base + address, length }).collect();
+            let meet = |a: &Target, b: &Target| {
+                a.space == b.space && u128::from(a.address.max(b.address)) < a.end().min(b.end())
+            };
+            let mut expected: Vec<u32> = Vec::new();
+            for (at, target) in targets.iter().enumerate() {
+                let earlier = targets[..at].iter().zip(&expected).filter(|(other, _)| meet(other, target));
+                expected.push(earlier.map(|(_, wave)| wave + 1).max().unwrap_or(0));
+            }
+            let all_first = expected.iter().all(|wave| *wave == 0);
+            prop_assert_eq!(waves(&targets), (!all_first).then_some(expected));
+        }
+
+        #[test]
+        fn merged_ranges_are_the_runs_of_their_bytes(given in ranges()) {
+            let mut bytes = [false; BYTES];
+            given.iter().for_each(|(start, length)| bytes[*start as usize..][..*length as usize].fill(true));
+            prop_assert_eq!(numbers(&merge(given.into_iter().map(range))), runs(&bytes));
+        }
+
+        #[test]
+        fn gaps_are_the_runs_of_bytes_that_nobody_holds(whole in (0..40_u64, 0..24_u64), others in ranges()) {
+            let others = merge(others.into_iter().map(range));
+            let mut bytes = [false; BYTES];
+            bytes[whole.0 as usize..][..whole.1 as usize].fill(true);
+            others.iter().for_each(|other| bytes[other.address() as usize..][..other.length() as usize].fill(false));
+            prop_assert_eq!(numbers(&gaps(range(whole), others.into_iter())), runs(&bytes));
+        }
+
+        #[test]
+        fn groups_are_all_items_in_order_and_fit_into_a_lease(
+            lengths in prop::collection::vec(0..3 * LEAST_GROUP, 0..60),
+            largest in 1..4 * LEAST_GROUP,
+        ) {
+            let groups = groups(&lengths, largest);
+            let mut next = 0;
+            for group in groups {
+                prop_assert_eq!(group.start, next);
+                prop_assert!(!group.is_empty());
+                prop_assert!(group.len() == 1 || lengths[group.clone()].iter().sum::<u64>() <= largest);
+                next = group.end;
+            }
+            prop_assert_eq!(next, lengths.len());
+        }
+    }
+
+    #[test]
+    fn ranges_at_the_end_of_the_address_space_are_merged_and_divided() {
+        let (last, before) = ((u64::MAX - 9, 10), (u64::MAX - 19, 10));
+        let merged = merge([last, before].into_iter().map(range));
+        assert_eq!(numbers(&merged), [(u64::MAX - 19, 20)]);
+        assert_eq!(numbers(&gaps(merged[0], [range(last)].into_iter())), [before]);
+        assert_eq!(numbers(&gaps(merged[0], [range(before)].into_iter())), [last]);
+    }
+
+    #[test]
+    fn a_call_is_divided_so_that_copying_one_part_overlaps_moving_another() {
+        const MIB: u64 = 1 << 20;
+        let count = |length: u64, items: usize, largest| groups(&vec![length; items], largest).len();
+        assert_eq!(count(4096, 16, 8 * MIB), 1, "not worth it");
+        assert_eq!(count(64 << 10, 64, 8 * MIB), 4);
+        assert_eq!(count(MIB, 64, 8 * MIB), 8, "as the largest lease says");
+        assert_eq!(count(8 * MIB, 3, 8 * MIB), 3);
+        assert_eq!(count(u64::MAX, 3, 8 * MIB), 3);
+    }
+
+    #[test]
+    fn each_item_goes_the_way_that_suits_it() {
+        use Preference::{Auto, Direct as AskedDirect, Staged as AskedStaged};
+        let rdma = Item { length: 100, is_registered: false, is_of_device: false, needs_registration: true };
+        let tcp = Item { needs_registration: false, ..rdma };
+        for (item, expected) in [
+            (rdma, [Way::Either, Way::Staged, Way::Registered]),
+            (Item { is_registered: true, ..rdma }, [Way::ZeroCopy; 3]),
+            (Item { is_registered: true, is_of_device: true, length: 101, ..rdma }, [Way::ZeroCopy; 3]),
+            (Item { length: 0, ..rdma }, [Way::ZeroCopy; 3]),
+            (Item { length: 101, ..rdma }, [Way::Registered; 3]),
+            (Item { is_of_device: true, ..rdma }, [Way::Registered; 3]),
+            (tcp, [Way::Direct, Way::Staged, Way::Direct]),
+            (Item { length: 101, ..tcp }, [Way::Direct; 3]),
+            (Item { is_of_device: true, ..tcp }, [Way::Direct; 3]),
+        ] {
+            assert_eq!([Auto, AskedStaged, AskedDirect].map(|asked| item.way(asked, 100)), expected, "{item:?}");
+        }
+    }
+}

@@ -180,7 +180,7 @@ impl<'a> View<'a> {
     }
 
     /// Adds a user to the guards, who is in the live regions that have a byte in common with `range`. Bytes of `range` that no region holds,
-    /// or that only a quarantined or not yet committed one does, are nobody's concern here. A refusal leaves the guards fit to be dropped.
+    /// or that only a quarantined or not yet committed one does, are nobody's concern here, nor are those that a put or get has just let go. A refusal leaves the guards fit to be dropped.
     pub fn share(&self, range: MemoryRange, guards: &mut SharedGuards) -> std::result::Result<(), Refusal> {
         if guards.use_recent(range) {
             return Ok(());
@@ -191,7 +191,7 @@ impl<'a> View<'a> {
             if !guards.use_known(&entry) {
                 if entry.in_flight.try_acquire() {
                     guards.use_new(entry.to_arc());
-                } else if matches!(entry.state(), State::Draining | State::DrainGivenUp) {
+                } else if entry.owner != Owner::Call && matches!(entry.state(), State::Draining | State::DrainGivenUp) {
                     return Err(Refusal::Draining);
                 }
             }

@@ -7,6 +7,7 @@
 pub mod arena;
 pub mod background;
 pub mod clock;
+pub mod device_memory;
 pub mod epoll;
 pub mod event;
 pub mod fork;

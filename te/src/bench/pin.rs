@@ -259,7 +259,8 @@ impl Fleet {
                 Ok(cost(begin, middle))
             }
             _ => {
-                let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owned: false };
+                let options =
+                    RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Default::default() };
                 self.registrar.register(range, &options, None, &self.transports)?;
                 let middle = Instant::now();
                 let region = self.registry.read(|view| view.find(range.address()).and_then(|region| region.cost()));
