@@ -17,52 +17,52 @@ const PORT_ACTIVE: (i32, i64) = (9, 4);
 /// `IBV_WC_RETRY_EXC_ERR`.
 const RETRY_EXCEEDED: i64 = 12;
 
-fn config(fake: &Fake) -> Config {
+pub(super) fn config(fake: &Fake) -> Config {
     let mut config = Config::default();
     config.rdma.library = fake.library.path().to_path_buf();
     config
 }
 
-fn matrix(nics: &[&str]) -> String {
+pub(super) fn matrix(nics: &[&str]) -> String {
     serde_json::json!({"cpu:0": [nics, []]}).to_string()
 }
 
-fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
+pub(super) fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
     let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
     engine
 }
 
-fn engine(fake: &Fake, nics: &[&str]) -> Arc<Engine> {
+pub(super) fn engine(fake: &Fake, nics: &[&str]) -> Arc<Engine> {
     engine_with(&config(fake), nics)
 }
 
-fn options() -> MemoryOptions {
+pub(super) fn options() -> MemoryOptions {
     MemoryOptions { location: "cpu:0".into(), remote_accessible: true, counted: false, parallelism: None, publish: true }
 }
 
-fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {
+pub(super) fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {
     assert_eq!(local.length(), remote.length());
     Request { opcode, local, segment, remote_address: remote.address() }
 }
 
-fn pattern(length: usize, seed: usize) -> Vec<u8> {
+pub(super) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 31 + seed * 17 + i / 251) as u8).collect()
 }
 
 /// An engine that transfers, one that is transferred to, and registered memory of each.
-struct Bench {
-    near: Arc<Engine>,
-    far: Arc<Engine>,
-    ours: Memory,
-    theirs: Memory,
+pub(super) struct Bench {
+    pub near: Arc<Engine>,
+    pub far: Arc<Engine>,
+    pub ours: Memory,
+    pub theirs: Memory,
     length: u64,
-    segment: u64,
+    pub segment: u64,
 }
 
 impl Bench {
-    fn new(near: Arc<Engine>, far: Arc<Engine>, length: usize) -> Bench {
+    pub fn new(near: Arc<Engine>, far: Arc<Engine>, length: usize) -> Bench {
         let (ours, theirs) = (Memory::new(length), Memory::new(length));
         let length = length as u64;
         near.register(ours.range(0, length), &options()).unwrap();
@@ -71,7 +71,7 @@ impl Bench {
         Bench { near, far, ours, theirs, length, segment }
     }
 
-    fn on(fake: &Fake, length: usize) -> Bench {
+    pub fn on(fake: &Fake, length: usize) -> Bench {
         Bench::new(engine(fake, &["fake0"]), engine(fake, &["fake1"]), length)
     }
 
@@ -96,12 +96,12 @@ impl Bench {
 }
 
 #[track_caller]
-fn completed(status: &TaskStatus) {
+pub(super) fn completed(status: &TaskStatus) {
     assert_eq!(status.state, State::Completed, "{:?}", status.error);
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < end, "{what}");
@@ -110,7 +110,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Objects that the fake library has: everything but regions, and regions.
-fn live(fake: &Fake) -> [i64; 6] {
+pub(super) fn live(fake: &Fake) -> [i64; 6] {
     ["contexts", "domains", "channels", "queues", "queue_pairs", "regions"].map(|kind| fake.get(-1, kind))
 }
 

@@ -1,17 +1,16 @@
 //! Puts and gets between two engines in one process, over TCP, where nothing is registered for them.
 
-use super::staging::{Finished, Item, LeasedItem, StagingOptions};
-use super::tests::{Memory, options, states};
+use super::staging::{Finished, Item, StagingOptions};
+use super::tests::{Memory, options};
 use super::*;
 use crate::pool::plan::Preference;
-use crate::pool::{Direction, Fallback, Outcome};
 use crate::transfer::State;
 
 const MIB: usize = 1 << 20;
 
 struct Bench {
     near: Arc<Engine>,
-    far: Arc<Engine>,
+    _far: Arc<Engine>,
     pool: Arc<Pool>,
     theirs: Memory,
     segment: u64,
@@ -30,7 +29,7 @@ impl Bench {
         far.register(theirs.range(0, 8 * MIB), &options()).unwrap();
         let segment = near.open_segment(&far.name()).unwrap();
         let pool = near.create_pool(&pool).unwrap();
-        Bench { near, far, pool, theirs, segment }
+        Bench { near, _far: far, pool, theirs, segment }
     }
 
     fn item(&self, local: MemoryRange, offset: usize) -> Item {
@@ -40,10 +39,6 @@ impl Bench {
 
 fn small_pool() -> PoolOptions {
     PoolOptions { bytes: Some(MIB as u64), ..Default::default() }
-}
-
-fn staged() -> StagingOptions {
-    StagingOptions { preference: Preference::Staged, ..Default::default() }
 }
 
 #[track_caller]
