@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::plan::{JobCost, Plan};
-use super::populate::populate;
+use super::populate::Provider;
 use super::workers::Workers;
 use crate::error::{Code, Error, Result};
 use crate::registry::{Chunk, MemoryKey, RegistrationCost, Registrations};
@@ -73,7 +73,8 @@ pub fn pin(
     if !plan.populate.is_empty() {
         let begin = Instant::now();
         let parts = std::mem::take(&mut plan.populate);
-        let team = workers.run(parts.len(), plan.populate_threads, Arc::new(move |part: usize| populate(parts[part])));
+        let provider = Provider::default();
+        let team = workers.run(parts.len(), plan.populate_threads, Arc::new(move |part: usize| provider.populate(parts[part])));
         cost.population = begin.elapsed();
         cost.threads = cost.threads.max(team.threads);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use transfer_engine::registration::OUT_OF_CACHE;
-use transfer_engine::registration::populate::populate;
+use transfer_engine::registration::populate::Provider;
 use transfer_engine::transport::Device;
 
 use super::machine::{Machine, noise, time_fixed_work};
@@ -216,8 +216,9 @@ fn measure(sample: usize) -> Result<Units, Box<dyn Error>> {
     let range = memory.range();
     let half = range.length() / 2;
     let part = |number: usize| range.part(half * number as u64, half).expect("half of it is inside of it");
+    let provider = Provider::default();
     let (provide, _) = time_both(Duration::ZERO, |number| {
-        populate(part(number));
+        provider.populate(part(number));
         Ok(())
     })?;
 
