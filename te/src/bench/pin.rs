@@ -7,7 +7,7 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -333,9 +333,15 @@ fn on_two_threads<T: Send, E: Error + Send + 'static>(
     count: usize,
     job: impl Fn(usize) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, Box<dyn Error>> {
-    let jobs = |first: usize| (first..count).step_by(threads).map(&job).collect::<Result<Vec<T>, E>>();
+    let threads = threads.min(count).max(1);
+    // A thread cannot start, for it maps memory, while another one has pages provided.
+    let both_run = Barrier::new(threads);
+    let jobs = |first: usize| {
+        both_run.wait();
+        (first..count).step_by(threads).map(&job).collect::<Result<Vec<T>, E>>()
+    };
     let (first, second) = std::thread::scope(|scope| {
-        let other = (threads > 1 && count > 1).then(|| scope.spawn(|| jobs(1)));
+        let other = (threads > 1).then(|| scope.spawn(|| jobs(1)));
         (jobs(0), other.map(|other| other.join()))
     });
     let second = second.transpose().map_err(|_| "a thread panicked")?.transpose()?.unwrap_or_default();
