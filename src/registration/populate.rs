@@ -2,8 +2,8 @@
 //!
 //! Pinning a page that is not there, or that is the common page of zeros, costs its allocation and clearing; devices that pin the same
 //! range at the same time all wait for the same pages. So absent pages are provided first, by several threads in parts that do not
-//! touch. That is skipped for pages that are there, where it would only cost: some samples tell. Whatever goes wrong here is left for
-//! the pinning to find and to report.
+//! touch, and as devices would have them provided where that is to be had, see [`PinningRing`]. That is skipped for pages that are there,
+//! where it would only cost: some samples tell. Whatever goes wrong here is left for the pinning to find and to report.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -18,7 +18,7 @@ use transfer_engine::registry::{RegionOptions, Registry};
 use transfer_engine::sys::{MemoryRange, pages};
 use transfer_engine::transport::{Device, Segment, Slices, Transport};
 
-use super::machine::{Machine, noise, time_fixed_work};
+use super::machine::{Machine, noise, time_fixed_work, time_round_trip};
 use super::statistics::Spread;
 use super::{parse_size, print_report};
 use crate::output;
@@ -109,13 +109,21 @@ struct Parts<T> {
     threads: T,
 }
 
-#[derive(Serialize)]
-struct Row {
-    operation: &'static str,
+/// What was measured, and how far the CPUs were apart meanwhile.
+#[derive(Clone, Copy, Serialize)]
+struct Cell {
     memory: Memory,
     pages: Pages,
     bytes: usize,
     devices: usize,
+    round_trip_ns: Spread,
+}
+
+#[derive(Serialize)]
+struct Row {
+    operation: &'static str,
+    #[serde(flatten)]
+    cell: Cell,
     sequential_us: Spread,
     naive_us: Spread,
     ours_us: Spread,
@@ -193,10 +201,11 @@ pub fn run(arguments: &Arguments, as_json: bool) -> Result<(), Box<dyn Error>> {
                 let fits = |memory: &Memory| pages == Pages::Small || *memory != Memory::Shared;
                 for memory in arguments.memory.iter().copied().filter(fits) {
                     eprintln!("{devices} devices, {}, {memory:?}, {pages:?} pages", output::bytes(bytes as u64));
-                    let mut rounds = Vec::new();
+                    let (mut rounds, mut round_trip_ns) = (Vec::new(), Vec::new());
                     // The first round finds no thread and nothing learnt.
                     for round in 0..=arguments.pin_rounds as usize {
                         fixed_work.push(time_fixed_work());
+                        round_trip_ns.push(time_round_trip());
                         let mut costs = [Cost::default(); WAYS.len()];
                         for position in 0..WAYS.len() {
                             let way = way_of(round, position);
@@ -206,7 +215,8 @@ pub fn run(arguments: &Arguments, as_json: bool) -> Result<(), Box<dyn Error>> {
                             rounds.push(costs);
                         }
                     }
-                    rows.extend(rows_of(&rounds, memory, pages, bytes, devices));
+                    let cell = Cell { memory, pages, bytes, devices, round_trip_ns: Spread::of(round_trip_ns) };
+                    rows.extend(rows_of(&rounds, cell));
                 }
             }
         }
@@ -379,7 +389,7 @@ impl Transport for Rings {
     fn shutdown(&self, _reason: transfer_engine::Error) {}
 }
 
-fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: usize, devices: usize) -> [Row; 2] {
+fn rows_of(rounds: &[[Cost; WAYS.len()]], cell: Cell) -> [Row; 2] {
     type Figure = fn(&Cost) -> f64;
     let operations: [(&str, Figure); 2] = [("register", |cost| cost.register), ("unregister", |cost| cost.unregister)];
     operations.map(|(operation, figure)| {
@@ -389,10 +399,7 @@ fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: u
         let loss_us = Spread::over(rounds, |round| figure(&round[2]) - best(round));
         Row {
             operation,
-            memory,
-            pages,
-            bytes,
-            devices,
+            cell,
             sequential_us,
             naive_us,
             ours_us,
@@ -408,7 +415,7 @@ fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: u
                 }
             }),
             gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[2])),
-            wanted_gain: wanted_gain(operation, memory, pages, devices),
+            wanted_gain: wanted_gain(operation, cell.memory, cell.pages, cell.devices),
             limit_gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[3])),
             of_limit: Spread::over(rounds, |round| figure(&round[2]) / figure(&round[3])),
             is_slower: loss_us.median > (Spread::over(rounds, best).median * 0.05).max(50.0),
@@ -424,25 +431,26 @@ fn text(report: &Report<'_>) -> String {
         "Registering memory with several devices (rings of io_uring), and unregistering it: one after the other, on a thread for each, as \
          this library does it, and by two threads without a library: each populates one half if pages are absent, then both pin. µs, median \
          (smallest..largest) of {} rounds. Gain: sequential time to ours, round by round, and what it is to reach; missed by both: two \
-         threads miss it, too. Slower: than the better of the first two in the same round by more than 5 % and 50 µs, in the median.",
+         threads miss it, too. Round trip: of a cache line from one CPU to another, which every page costs if several threads count its users. Slower: than the better of the first two in the same round by more than 5 % and 50 µs, in the median.",
         report.settings.pin_rounds
     ));
     for operation in ["register", "unregister"] {
         out += &format!(
-            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>17} {:>6}\n",
-            "size", "dev", WAYS[0], WAYS[1], WAYS[2], WAYS[3], "ours/two threads", "gain", "wanted"
+            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6}\n",
+            "size", "dev", WAYS[0], WAYS[1], WAYS[2], WAYS[3], "ours/two threads", "round trip, ns", "gain", "wanted"
         );
         for row in report.rows.iter().filter(|row| row.operation == operation) {
-            let what = format!("{:?}, {:?}", row.memory, row.pages).to_lowercase();
+            let what = format!("{:?}, {:?}", row.cell.memory, row.cell.pages).to_lowercase();
             out += &format!(
-                "{what:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>17} {:>6} {}\n",
-                output::bytes(row.bytes as u64).replace(' ', "").replace("iB", ""),
-                row.devices,
+                "{what:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6} {}\n",
+                output::bytes(row.cell.bytes as u64).replace(' ', "").replace("iB", ""),
+                row.cell.devices,
                 row.sequential_us,
                 row.naive_us,
                 row.ours_us,
                 row.limit_us,
                 row.of_limit,
+                row.cell.round_trip_ns,
                 row.gain,
                 row.wanted_gain.map(|wanted| wanted.to_string()).unwrap_or_default(),
                 row.verdict()
@@ -505,6 +513,10 @@ mod tests {
         }
     }
 
+    fn cell(memory: Memory, pages: Pages, devices: usize) -> Cell {
+        Cell { memory, pages, bytes: 1, devices, round_trip_ns: Spread::of(vec![50.0]) }
+    }
+
     fn round(times: [f64; 3]) -> [Cost; 4] {
         let times = [times[0], times[1], times[2], 1010.0];
         times.map(|register| Cost { register, unregister: 10.0, parts: Parts::default() })
@@ -512,17 +524,17 @@ mod tests {
 
     #[test]
     fn lines_that_are_slower_are_marked() {
-        let verdict = |ours| rows_of(&[round([100.0, 200.0, ours])], Memory::Written, Pages::Small, 1, 1)[0].verdict();
+        let verdict = |ours| rows_of(&[round([100.0, 200.0, ours])], cell(Memory::Written, Pages::Small, 1))[0].verdict();
         assert_eq!([100.0, 149.0, 151.0].map(verdict), ["", "", "slower"]);
         // Each round by itself: the machine was slower in the last one, and so was everything.
         let rounds = [[100.0, 200.0, 90.0], [100.0, 200.0, 90.0], [1000.0, 2000.0, 900.0]].map(round);
-        assert_eq!(rows_of(&rounds, Memory::Written, Pages::Huge, 1, 1)[0].verdict(), "");
+        assert_eq!(rows_of(&rounds, cell(Memory::Written, Pages::Huge, 1))[0].verdict(), "");
     }
 
     #[test]
     fn gains_that_are_not_reached_are_told() {
         let verdict =
-            |ours, memory, devices| rows_of(&[round([1400.0, 1400.0, ours])], memory, Pages::Small, 1, devices)[0].verdict();
+            |ours, memory, devices| rows_of(&[round([1400.0, 1400.0, ours])], cell(memory, Pages::Small, devices))[0].verdict();
         assert_eq!(
             [1000.0, 1010.0, 1500.0].map(|ours| verdict(ours, Memory::Untouched, 4)),
             ["reached", "missed by both", "slower, missed by both"]
