@@ -102,10 +102,10 @@ pub struct Provider {
 impl Provider {
     /// Has the kernel provide the pages of one part. Whether that succeeds shows when it is pinned.
     pub fn populate(&self, part: MemoryRange) {
-        if self.pin_briefly(part).is_none() {
-            if let Err(error) = pages::populate(part) {
-                tracing::debug!("[{:#x}, +{}) could not be populated before pinning: {error}", part.address(), part.length());
-            }
+        if self.pin_briefly(part).is_none()
+            && let Err(error) = pages::populate(part)
+        {
+            tracing::debug!("[{:#x}, +{}) could not be populated before pinning: {error}", part.address(), part.length());
         }
     }
 
