@@ -454,8 +454,15 @@ impl Registrar {
             costs.resize(held.len(), pinning / RELEASE_SHARE);
         }
         let longest = costs.iter().copied().max().unwrap_or_default();
-        let threads = plan::team(costs.into_iter(), settings);
-        pinning::unpin(held, registrations.len(), threads, longest, devices, &self.workers)
+        let expected = costs.iter().sum();
+        let threads = match plan::team(costs.into_iter(), settings) {
+            threads if settings.parallelism == Parallelism::Auto => self.observed.release_threads(threads),
+            threads => threads,
+        };
+        let begin = Instant::now();
+        let outcomes = pinning::unpin(held, registrations.len(), threads, longest, devices, &self.workers);
+        self.observed.add_release(threads, expected, begin.elapsed());
+        outcomes
     }
 
     fn finish(&self, region: &Arc<Region>) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::plan::{JobCost, Plan};
-use super::populate::populate;
+use super::populate::Provider;
 use super::workers::Workers;
 use crate::error::{Code, Error, Result};
 use crate::registry::{Chunk, MemoryKey, RegistrationCost, Registrations};
@@ -31,11 +31,46 @@ pub struct Held {
 pub struct Observed {
     call: AtomicU64,
     pages: AtomicU64,
+    /// How long giving keys back took, in thousandths of what it was expected to take on one thread.
+    release_alone: AtomicU64,
+    /// The same where several threads shared it.
+    release_shared: AtomicU64,
 }
 
 impl Observed {
     pub fn new(assumed: JobCost) -> Observed {
-        Observed { call: assumed.call.into(), pages: assumed.pages.into() }
+        Observed {
+            call: assumed.call.into(),
+            pages: assumed.pages.into(),
+            release_alone: AtomicU64::new(1000),
+            release_shared: AtomicU64::new(600),
+        }
+    }
+
+    /// On how many threads keys are given back that would be worth so many: on one where that was faster so far. Threads that count down
+    /// the users of the same pages lose more than they win where the CPUs' caches are far from each other, or a CPU is busy: they
+    /// took four times as long as one. Which it is may change from minute to minute.
+    pub fn release_threads(&self, threads: usize) -> usize {
+        let shared = self.release_shared.load(Ordering::Relaxed);
+        if threads < 2 || shared < self.release_alone.load(Ordering::Relaxed) {
+            return threads;
+        }
+        // So it is tried again, the later the worse it was: after 11 calls if it took twice as long.
+        self.release_shared.store(shared - shared / 16, Ordering::Relaxed);
+        1
+    }
+
+    /// What it took, and what it was expected to take on one thread.
+    pub fn add_release(&self, threads: usize, expected: Duration, spent: Duration) {
+        /// Below, waking threads is a good part of it.
+        const SHORT: Duration = Duration::from_micros(500);
+        if expected < SHORT {
+            return;
+        }
+        let value = if threads > 1 { &self.release_shared } else { &self.release_alone };
+        // Within limits: a thread that did not run for a while says little.
+        let new = (spent.as_nanos() * 1000 / expected.as_nanos()).clamp(100, 5000) as u64;
+        value.store(value.load(Ordering::Relaxed).midpoint(new), Ordering::Relaxed);
     }
 
     pub fn cost(&self) -> JobCost {
@@ -73,7 +108,8 @@ pub fn pin(
     if !plan.populate.is_empty() {
         let begin = Instant::now();
         let parts = std::mem::take(&mut plan.populate);
-        let team = workers.run(parts.len(), plan.populate_threads, Arc::new(move |part: usize| populate(parts[part])));
+        let provider = Provider::default();
+        let team = workers.run(parts.len(), plan.populate_threads, Arc::new(move |part: usize| provider.populate(parts[part])));
         cost.population = begin.elapsed();
         cost.threads = cost.threads.max(team.threads);
     }
@@ -231,6 +267,27 @@ mod tests {
             let cost = Duration::from_millis(2);
             assert!(lag(cost, threads, 32) * (threads - 1) as u32 <= cost / 3);
         }
+    }
+
+    #[test]
+    fn keys_are_given_back_by_one_thread_where_several_were_slower_and_by_several_again_later() {
+        let observed = Observed::new(JobCost::ASSUMED);
+        let (expected, short) = (Duration::from_millis(2), Duration::from_micros(50));
+        assert_eq!((observed.release_threads(4), observed.release_threads(1)), (4, 1));
+        observed.add_release(4, short, Duration::from_secs(1));
+        assert_eq!(observed.release_threads(4), 4);
+        observed.add_release(4, expected, Duration::from_secs(1));
+        let retries = |observed: &Observed| (0..).take_while(|_| observed.release_threads(4) == 1).count();
+        let (far, near) = (retries(&observed), {
+            observed.add_release(4, expected, expected * 3 / 2);
+            retries(&observed)
+        });
+        assert!(near > 0 && far > near && far < 32, "{far} {near}");
+        // The same that is slower than one thread here is faster than one thread there.
+        observed.add_release(4, expected, expected * 3 / 2);
+        assert_eq!(observed.release_threads(4), 1);
+        (0..8).for_each(|_| observed.add_release(1, expected, 3 * expected));
+        assert_eq!(observed.release_threads(4), 4);
     }
 
     #[test]

@@ -2,11 +2,16 @@
 //!
 //! Pinning a page that is not there, or that is the common page of zeros, costs its allocation and clearing; devices that pin the same
 //! range at the same time all wait for the same pages. So absent pages are provided first, by several threads in parts that do not
-//! touch. That is skipped for pages that are there, where it would only cost: some samples tell. Whatever goes wrong here is left for
-//! the pinning to find and to report.
+//! touch, and as devices would have them provided where that is to be had, see [`PinningRing`]. That is skipped for pages that are there,
+//! where it would only cost: some samples tell. Whatever goes wrong here is left for the pinning to find and to report.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::sys::MemoryRange;
 use crate::sys::pages::{self, Page, Pagemap};
+use crate::sys::pinning::PinningRing;
 
 /// Most samples of a range.
 pub const MOST_SAMPLES: u32 = 64;
@@ -85,10 +90,42 @@ fn scatter(seed: u64, stride: u64) -> u64 {
     (value ^ (value >> 31)) % stride.max(1)
 }
 
-/// Has the kernel provide the pages of one part. Whether that succeeds shows when it is pinned.
-pub fn populate(part: MemoryRange) {
-    if let Err(error) = pages::populate(part) {
-        tracing::debug!("[{:#x}, +{}) could not be populated before pinning: {error}", part.address(), part.length());
+/// Has the kernel provide pages, for any number of threads: as for a device where it can be asked so, and as for anybody where not.
+#[derive(Default)]
+pub struct Provider {
+    /// Those that no thread uses now; one for each thread at most.
+    rings: Mutex<Vec<PinningRing>>,
+    /// There can be none.
+    has_none: AtomicBool,
+}
+
+impl Provider {
+    /// Has the kernel provide the pages of one part. Whether that succeeds shows when it is pinned.
+    pub fn populate(&self, part: MemoryRange) {
+        if self.pin_briefly(part).is_none()
+            && let Err(error) = pages::populate(part)
+        {
+            tracing::debug!("[{:#x}, +{}) could not be populated before pinning: {error}", part.address(), part.length());
+        }
+    }
+
+    /// `None` if it failed: there is no ring, the limit on locked memory is reached, or the part may not be written.
+    fn pin_briefly(&self, part: MemoryRange) -> Option<()> {
+        if self.has_none.load(Ordering::Relaxed) {
+            return None;
+        }
+        let idle = self.rings.lock().pop();
+        let ring = match idle.map_or_else(PinningRing::open, Ok) {
+            Ok(ring) => ring,
+            Err(error) => {
+                tracing::debug!("absent pages are not provided by pinning them: {error}");
+                self.has_none.store(true, Ordering::Relaxed);
+                return None;
+            }
+        };
+        let outcome = ring.provide(part);
+        self.rings.lock().push(ring);
+        outcome.ok()
     }
 }
 
@@ -135,7 +172,7 @@ mod tests {
         (0..PAGES).for_each(|page| assert_eq!(memory.read(page * pages::page_size() as usize), 0));
         let zeros = look(memory.range());
         assert_eq!((zeros.absent, zeros.is_replaced), (u64::MAX, true));
-        populate(memory.range());
+        Provider::default().populate(memory.range());
         assert_eq!((look(memory.range()).absent, look(memory.range()).is_replaced), (0, false));
     }
 
@@ -156,7 +193,7 @@ mod tests {
         assert_eq!(look(first.range()).absent, 0);
         let second = Mapping::new(length(), protection, libc::MAP_SHARED, Some(&file));
         assert_eq!(look(second.range()).absent, u64::MAX);
-        populate(second.range());
+        Provider::default().populate(second.range());
         assert_eq!((look(first.range()).absent, look(second.range()).absent), (0, 0));
     }
 
@@ -167,7 +204,7 @@ mod tests {
         let private = Mapping::new(length(), protection, libc::MAP_PRIVATE, Some(&file));
         (0..PAGES).for_each(|page| assert_eq!(private.read(page * pages::page_size() as usize), 0));
         assert_eq!(look(private.range()).absent, u64::MAX);
-        populate(private.range());
+        Provider::default().populate(private.range());
         assert_eq!(look(private.range()).absent, 0);
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -65,6 +66,30 @@ pub fn time_fixed_work() -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
+/// Nanoseconds for a cache line from one thread to another and back. It shows how far apart the CPUs are, which the host of a virtual
+/// machine may change at any time. The best of some tries, for threads do not always run.
+pub fn time_round_trip() -> f64 {
+    const TRIPS: u32 = 200;
+    let line = AtomicU32::new(0);
+    let pass_on = |number: u32| {
+        while line.load(Ordering::Acquire) != number {
+            std::hint::spin_loop();
+        }
+        line.store(number + 1, Ordering::Release);
+    };
+    let tries = 0..20;
+    let begins = |number: u32| number * TRIPS * 2;
+    std::thread::scope(|scope| {
+        scope.spawn(|| tries.clone().for_each(|number| (0..TRIPS).for_each(|trip| pass_on(begins(number) + 2 * trip + 1))));
+        let time = |number| {
+            let start = Instant::now();
+            (0..TRIPS).for_each(|trip| pass_on(begins(number) + 2 * trip));
+            start.elapsed().as_nanos() as f64 / f64::from(TRIPS)
+        };
+        tries.clone().map(time).fold(f64::INFINITY, f64::min)
+    })
+}
+
 /// What [`time_fixed_work`] says of the figures beside it.
 pub fn noise(fixed_work_ms: Spread) -> String {
     format!(
@@ -75,6 +100,11 @@ pub fn noise(fixed_work_ms: Spread) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_trip_takes_some_time() {
+        assert!((1.0..1e9).contains(&time_round_trip()));
+    }
 
     #[test]
     fn what_spoils_figures_is_said() {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use transfer_engine::registration::OUT_OF_CACHE;
-use transfer_engine::registration::populate::populate;
+use transfer_engine::registration::populate::Provider;
+use transfer_engine::sys::pages::HUGE_PAGE;
 use transfer_engine::transport::Device;
 
 use super::machine::{Machine, noise, time_fixed_work};
@@ -215,9 +216,11 @@ fn measure(sample: usize) -> Result<Units, Box<dyn Error>> {
     let memory = untouched()?;
     let range = memory.range();
     let half = range.length() / 2;
-    let part = |number: usize| range.part(half * number as u64, half).expect("half of it is inside of it");
+    let provider = Provider::default();
     let (provide, _) = time_both(Duration::ZERO, |number| {
-        populate(part(number));
+        let parts = (0..half).step_by(HUGE_PAGE as usize);
+        let parts = parts.filter_map(|offset| range.part(half * number as u64 + offset, HUGE_PAGE.min(half - offset)));
+        parts.for_each(|part| provider.populate(part));
         Ok(())
     })?;
 

@@ -1,12 +1,13 @@
 //! `te bench register --pin io_uring`: registering memory with several devices, in the order and on the threads that this library
-//! chooses, beside one device after the other and beside a thread for each device.
+//! chooses, beside one device after the other, a thread for each device, and what two threads reach without any library.
 //!
 //! Each cell is a kind of memory, a size of pages, a size of memory, and a number of devices. In each round, every way registers a fresh
-//! mapping that was prepared in the same manner, and unregisters it; ways take turns in coming first.
+//! mapping that was prepared in the same manner, and unregisters it. Ways take turns in coming first, forwards and backwards, for each
+//! finds the caches and the kernel's lists of free pages as the one before has left them.
 
 use std::error::Error;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -14,10 +15,10 @@ use serde::Serialize;
 use transfer_engine::config::Config;
 use transfer_engine::registration::Registrar;
 use transfer_engine::registry::{RegionOptions, Registry};
-use transfer_engine::sys::MemoryRange;
+use transfer_engine::sys::{MemoryRange, pages};
 use transfer_engine::transport::{Device, Segment, Slices, Transport};
 
-use super::machine::{Machine, noise, time_fixed_work};
+use super::machine::{Machine, noise, time_fixed_work, time_round_trip};
 use super::statistics::Spread;
 use super::{parse_size, print_report};
 use crate::output;
@@ -81,8 +82,14 @@ enum Pages {
     Huge,
 }
 
-/// Ways to register, in this order.
-const WAYS: [&str; 3] = ["sequential", "a thread each", "ours"];
+/// Ways to register, in this order: ours has the same neighbours as the one it is compared with.
+const WAYS: [&str; 4] = ["sequential", "a thread each", "ours", "two threads"];
+
+/// The way whose turn it is.
+fn way_of(round: usize, position: usize) -> usize {
+    let step = if round.is_multiple_of(2) { position } else { WAYS.len() - position };
+    (round + step) % WAYS.len()
+}
 
 /// Microseconds.
 #[derive(Clone, Copy, Default)]
@@ -102,16 +109,26 @@ struct Parts<T> {
     threads: T,
 }
 
-#[derive(Serialize)]
-struct Row {
-    operation: &'static str,
+/// What was measured, and how far the CPUs were apart meanwhile.
+#[derive(Clone, Copy, Serialize)]
+struct Cell {
     memory: Memory,
     pages: Pages,
     bytes: usize,
     devices: usize,
+    round_trip_ns: Spread,
+}
+
+#[derive(Serialize)]
+struct Row {
+    operation: &'static str,
+    #[serde(flatten)]
+    cell: Cell,
     sequential_us: Spread,
     naive_us: Spread,
     ours_us: Spread,
+    /// What two threads take by plain calls, without a library.
+    limit_us: Spread,
     /// Of a registration.
     #[serde(skip_serializing_if = "Option::is_none")]
     ours: Option<Parts<Spread>>,
@@ -120,6 +137,10 @@ struct Row {
     /// What the median of `gain` is to reach, where something is promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     wanted_gain: Option<f64>,
+    /// As `gain`, of the two threads.
+    limit_gain: Spread,
+    /// Ours divided by what the two threads take, round by round.
+    of_limit: Spread,
     /// Ours less the shorter of the two others, in microseconds, round by round.
     loss_us: Spread,
     /// Whether the median of `loss_us` is more than 50 µs and more than 5 % of the shorter of the two others.
@@ -131,11 +152,18 @@ impl Row {
         self.wanted_gain.is_some_and(|wanted| self.gain.median < wanted)
     }
 
+    /// Whether it misses what two threads miss here, too.
+    fn is_limited(&self) -> bool {
+        self.misses() && self.wanted_gain.is_some_and(|wanted| self.limit_gain.median < wanted)
+    }
+
     /// What came of it, in a word.
     fn verdict(&self) -> &'static str {
         match (self.is_slower, self.misses()) {
+            (true, true) if self.is_limited() => "slower, missed by both",
             (true, true) => "slower, missed",
             (true, false) => "slower",
+            (false, true) if self.is_limited() => "missed by both",
             (false, true) => "missed",
             (false, false) if self.wanted_gain.is_some() => "reached",
             (false, false) => "",
@@ -173,20 +201,22 @@ pub fn run(arguments: &Arguments, as_json: bool) -> Result<(), Box<dyn Error>> {
                 let fits = |memory: &Memory| pages == Pages::Small || *memory != Memory::Shared;
                 for memory in arguments.memory.iter().copied().filter(fits) {
                     eprintln!("{devices} devices, {}, {memory:?}, {pages:?} pages", output::bytes(bytes as u64));
-                    let mut rounds = Vec::new();
+                    let (mut rounds, mut round_trip_ns) = (Vec::new(), Vec::new());
                     // The first round finds no thread and nothing learnt.
                     for round in 0..=arguments.pin_rounds as usize {
                         fixed_work.push(time_fixed_work());
+                        round_trip_ns.push(time_round_trip());
                         let mut costs = [Cost::default(); WAYS.len()];
                         for position in 0..WAYS.len() {
-                            let way = (position + round) % WAYS.len();
-                            costs[way] = fleet.measure(way, &Prepared::new(memory, pages, bytes)?)?;
+                            let way = way_of(round, position);
+                            costs[way] = fleet.measure(way, memory, &Prepared::new(memory, pages, bytes)?)?;
                         }
                         if round > 0 {
                             rounds.push(costs);
                         }
                     }
-                    rows.extend(rows_of(&rounds, memory, pages, bytes, devices));
+                    let cell = Cell { memory, pages, bytes, devices, round_trip_ns: Spread::of(round_trip_ns) };
+                    rows.extend(rows_of(&rounds, cell));
                 }
             }
         }
@@ -242,7 +272,7 @@ impl Fleet {
         Ok(Fleet { registry, registrar, transports: vec![Arc::new(Rings(rings.clone()))], rings })
     }
 
-    fn measure(&self, way: usize, prepared: &Prepared) -> Result<Cost, Box<dyn Error>> {
+    fn measure(&self, way: usize, memory: Memory, prepared: &Prepared) -> Result<Cost, Box<dyn Error>> {
         let range = prepared.mapping.range();
         let begin = Instant::now();
         match way {
@@ -258,7 +288,7 @@ impl Fleet {
                 self.on_a_thread_each(|ring, number| ring.deregister(&keys[number]))?;
                 Ok(cost(begin, middle))
             }
-            _ => {
+            2 => {
                 let options =
                     RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Default::default() };
                 self.registrar.register(range, &options, None, &self.transports)?;
@@ -275,6 +305,18 @@ impl Fleet {
                     threads: spent.threads as f64,
                 };
                 Ok(Cost { parts, ..cost(begin, middle) })
+            }
+            _ => {
+                if matches!(memory, Memory::Untouched | Memory::Alternating | Memory::Shared) {
+                    let half = range.length() / 2;
+                    on_two_threads(2, 2, |number| pages::populate(range.part(half * number as u64, half).expect("it has halves")))?;
+                }
+                // Two that replace the page of zeros are slower than one.
+                let threads = if memory == Memory::Zeros { 1 } else { 2 };
+                let keys = on_two_threads(threads, self.rings.len(), |number| self.rings[number].register(range, true))?;
+                let middle = Instant::now();
+                on_two_threads(2, self.rings.len(), |number| self.rings[number].deregister(&keys[number]))?;
+                Ok(cost(begin, middle))
             }
         }
     }
@@ -294,6 +336,33 @@ impl Fleet {
             Ok(results)
         })
     }
+}
+
+/// Jobs by number, on this thread and, if `threads` is 2, on another one that takes every second of them.
+fn on_two_threads<T: Send, E: Error + Send + 'static>(
+    threads: usize,
+    count: usize,
+    job: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, Box<dyn Error>> {
+    let threads = threads.min(count).max(1);
+    // A thread cannot start, for it maps memory, while another one has pages provided.
+    let both_run = Barrier::new(threads);
+    let jobs = |first: usize| {
+        both_run.wait();
+        (first..count).step_by(threads).map(&job).collect::<Result<Vec<T>, E>>()
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let other = (threads > 1).then(|| scope.spawn(|| jobs(1)));
+        (jobs(0), other.map(|other| other.join()))
+    });
+    let second = second.transpose().map_err(|_| "a thread panicked")?.transpose()?.unwrap_or_default();
+    let mut all: Vec<T> = Vec::with_capacity(count);
+    let mut second = second.into_iter();
+    for result in first? {
+        all.push(result);
+        all.extend(second.next());
+    }
+    Ok(all)
 }
 
 fn cost(begin: Instant, middle: Instant) -> Cost {
@@ -321,22 +390,21 @@ impl Transport for Rings {
     fn shutdown(&self, _reason: transfer_engine::Error) {}
 }
 
-fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: usize, devices: usize) -> [Row; 2] {
+fn rows_of(rounds: &[[Cost; WAYS.len()]], cell: Cell) -> [Row; 2] {
     type Figure = fn(&Cost) -> f64;
     let operations: [(&str, Figure); 2] = [("register", |cost| cost.register), ("unregister", |cost| cost.unregister)];
     operations.map(|(operation, figure)| {
-        let [sequential_us, naive_us, ours_us] = [0, 1, 2].map(|way| Spread::over(rounds, |round| figure(&round[way])));
+        let [sequential_us, naive_us, ours_us, limit_us] =
+            [0, 1, 2, 3].map(|way| Spread::over(rounds, |round| figure(&round[way])));
         let best = |round: &[Cost; WAYS.len()]| figure(&round[0]).min(figure(&round[1]));
         let loss_us = Spread::over(rounds, |round| figure(&round[2]) - best(round));
         Row {
             operation,
-            memory,
-            pages,
-            bytes,
-            devices,
+            cell,
             sequential_us,
             naive_us,
             ours_us,
+            limit_us,
             ours: (operation == "register").then(|| {
                 let of = |part: fn(&Parts<f64>) -> f64| Spread::over(rounds, |round| part(&round[2].parts));
                 Parts {
@@ -348,7 +416,9 @@ fn rows_of(rounds: &[[Cost; WAYS.len()]], memory: Memory, pages: Pages, bytes: u
                 }
             }),
             gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[2])),
-            wanted_gain: wanted_gain(operation, memory, pages, devices),
+            wanted_gain: wanted_gain(operation, cell.memory, cell.pages, cell.devices),
+            limit_gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[3])),
+            of_limit: Spread::over(rounds, |round| figure(&round[2]) / figure(&round[3])),
             is_slower: loss_us.median > (Spread::over(rounds, best).median * 0.05).max(50.0),
             loss_us,
         }
@@ -359,25 +429,29 @@ fn text(report: &Report<'_>) -> String {
     let mut out = report.machine.to_string();
     out.push('\n');
     out += &output::paragraph(&format!(
-        "Registering memory with several devices (rings of io_uring), and unregistering it: one after the other, on a thread for each, and \
-         as this library does it. µs, median (smallest..largest) of {} rounds. Gain: sequential time to ours, round by round, and what it \
-         is to reach. Slower: than the better of the others in the same round by more than 5 % and 50 µs, in the median.",
+        "Registering memory with several devices (rings of io_uring), and unregistering it: one after the other, on a thread for each, as \
+         this library does it, and by two threads without a library: each populates one half if pages are absent, then both pin. µs, median \
+         (smallest..largest) of {} rounds. Gain: sequential time to ours, round by round, and what it is to reach; missed by both: two \
+         threads miss it, too. Round trip: of a cache line from one CPU to another, which every page costs if several threads count its users. Slower: than the better of the first two in the same round by more than 5 % and 50 µs, in the median.",
         report.settings.pin_rounds
     ));
     for operation in ["register", "unregister"] {
         out += &format!(
-            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>17} {:>6}\n",
-            "size", "dev", WAYS[0], WAYS[1], WAYS[2], "gain", "wanted"
+            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6}\n",
+            "size", "dev", WAYS[0], WAYS[1], WAYS[2], WAYS[3], "ours/two threads", "round trip, ns", "gain", "wanted"
         );
         for row in report.rows.iter().filter(|row| row.operation == operation) {
-            let what = format!("{:?}, {:?}", row.memory, row.pages).to_lowercase();
+            let what = format!("{:?}, {:?}", row.cell.memory, row.cell.pages).to_lowercase();
             out += &format!(
-                "{what:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>17} {:>6} {}\n",
-                output::bytes(row.bytes as u64).replace(' ', "").replace("iB", ""),
-                row.devices,
+                "{what:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6} {}\n",
+                output::bytes(row.cell.bytes as u64).replace(' ', "").replace("iB", ""),
+                row.cell.devices,
                 row.sequential_us,
                 row.naive_us,
                 row.ours_us,
+                row.limit_us,
+                row.of_limit,
+                row.cell.round_trip_ns,
                 row.gain,
                 row.wanted_gain.map(|wanted| wanted.to_string()).unwrap_or_default(),
                 row.verdict()
@@ -388,7 +462,11 @@ fn text(report: &Report<'_>) -> String {
     let wanted = report.rows.iter().filter(|row| row.wanted_gain.is_some()).count();
     let missed = report.rows.iter().filter(|row| row.misses()).count();
     out += &format!("\n{slower} of {} lines are slower than the better of the others.\n", report.rows.len());
-    out += &format!("{} of {wanted} gains are reached.\n", wanted - missed);
+    let limited = report.rows.iter().filter(|row| row.is_limited()).count();
+    out += &format!(
+        "{} of {wanted} gains are reached; {limited} of the {missed} others are missed by two threads, too.\n",
+        wanted - missed
+    );
     out += &noise(report.fixed_work_ms);
     out
 }
@@ -404,35 +482,66 @@ mod tests {
             for way in 0..WAYS.len() {
                 // More often than a ring has places.
                 for _ in 0..3 {
-                    fleet.measure(way, &Prepared::new(memory, Pages::Small, 1 << 20).unwrap()).unwrap();
+                    fleet.measure(way, memory, &Prepared::new(memory, Pages::Small, 1 << 20).unwrap()).unwrap();
                 }
             }
         }
         assert!(fleet.rings.iter().all(|ring| ring.free_count() == 64));
     }
 
-    fn round(times: [f64; 3]) -> [Cost; 3] {
+    #[test]
+    fn each_way_has_its_turn_and_ours_the_neighbours_of_sequential() {
+        for round in 0..8 {
+            let mut order = [0, 1, 2, 3].map(|position| way_of(round, position));
+            assert_eq!(order[0], round % 4);
+            let before = |way: usize| order.iter().position(|other| *other == way).map(|at| order[(at + 3) % 4]);
+            let neighbours = if round % 2 == 0 { [Some(3), Some(1)] } else { [Some(1), Some(3)] };
+            assert_eq!([before(0), before(2)], neighbours);
+            order.sort_unstable();
+            assert_eq!(order, [0, 1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn two_threads_do_every_job_once_and_tell_of_the_first_error() {
+        let run =
+            |threads, count| on_two_threads(threads, count, |number| if number < 5 { Ok(number) } else { Err(std::fmt::Error) });
+        for threads in [1, 2] {
+            for count in [0, 1, 2, 5] {
+                assert_eq!(run(threads, count).unwrap(), (0..count).collect::<Vec<_>>());
+            }
+            assert!(run(threads, 6).is_err());
+        }
+    }
+
+    fn cell(memory: Memory, pages: Pages, devices: usize) -> Cell {
+        Cell { memory, pages, bytes: 1, devices, round_trip_ns: Spread::of(vec![50.0]) }
+    }
+
+    fn round(times: [f64; 3]) -> [Cost; 4] {
+        let times = [times[0], times[1], times[2], 1010.0];
         times.map(|register| Cost { register, unregister: 10.0, parts: Parts::default() })
     }
 
     #[test]
     fn lines_that_are_slower_are_marked() {
-        let verdict = |ours| rows_of(&[round([100.0, 200.0, ours])], Memory::Written, Pages::Small, 1, 1)[0].verdict();
+        let verdict = |ours| rows_of(&[round([100.0, 200.0, ours])], cell(Memory::Written, Pages::Small, 1))[0].verdict();
         assert_eq!([100.0, 149.0, 151.0].map(verdict), ["", "", "slower"]);
         // Each round by itself: the machine was slower in the last one, and so was everything.
         let rounds = [[100.0, 200.0, 90.0], [100.0, 200.0, 90.0], [1000.0, 2000.0, 900.0]].map(round);
-        assert_eq!(rows_of(&rounds, Memory::Written, Pages::Huge, 1, 1)[0].verdict(), "");
+        assert_eq!(rows_of(&rounds, cell(Memory::Written, Pages::Huge, 1))[0].verdict(), "");
     }
 
     #[test]
     fn gains_that_are_not_reached_are_told() {
         let verdict =
-            |ours, memory, devices| rows_of(&[round([1400.0, 1400.0, ours])], memory, Pages::Small, 1, devices)[0].verdict();
+            |ours, memory, devices| rows_of(&[round([1400.0, 1400.0, ours])], cell(memory, Pages::Small, devices))[0].verdict();
         assert_eq!(
             [1000.0, 1010.0, 1500.0].map(|ours| verdict(ours, Memory::Untouched, 4)),
-            ["reached", "missed", "slower, missed"]
+            ["reached", "missed by both", "slower, missed by both"]
         );
-        assert_eq!((verdict(1010.0, Memory::Untouched, 8), verdict(1010.0, Memory::Written, 2)), ("reached", "missed"));
+        // Two threads take 1010 µs.
+        assert_eq!((verdict(1010.0, Memory::Untouched, 8), verdict(1100.0, Memory::Untouched, 8)), ("reached", "missed"));
         assert_eq!((verdict(1400.0, Memory::Written, 1), verdict(1400.0, Memory::Zeros, 4)), ("", ""));
     }
 }
