@@ -1,12 +1,11 @@
 // What common.h declares that is not inline.
 #include "common.h"
 
-#include <te.h>
+#include <endian.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <fstream>
-
-#include "config.h"
 
 namespace mooncake {
 namespace {

@@ -1,8 +1,13 @@
+// Fills GlobalConfig from what the library reads of the environment.
 #include "config.h"
 
 #include <te.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <string_view>
+
+#include "common.h"
 
 namespace mooncake {
 namespace {
@@ -21,12 +26,13 @@ Mtu mtu_number(uint32_t bytes) {
 }
 
 // glog's number of a level of our log.
-int severity(int32_t level) {
+int severity(uint32_t level) {
     if (level <= TE_LOG_ERROR) return google::ERROR;
     return level == TE_LOG_WARNING ? google::WARNING : google::INFO;
 }
 
-std::unordered_map<std::string, std::vector<std::string>> peer_affinity(std::string_view text) {
+// "mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2", as MC_NIC_PEER_AFFINITY has it.
+std::unordered_map<std::string, std::vector<std::string>> parse_peer_affinity(std::string_view text) {
     auto trim = [](std::string_view part) {
         size_t first = part.find_first_not_of(" \t");
         return first == part.npos ? std::string() : std::string(part.substr(first, part.find_last_not_of(" \t") - first + 1));
@@ -49,4 +55,59 @@ std::unordered_map<std::string, std::vector<std::string>> peer_affinity(std::str
     return map;
 }
 
+te_configuration read_configuration() {
+    te_configuration read = {};
+    read.struct_size = sizeof read;
+    te_read_configuration(&read);
+    return read;
+}
+
 }  // namespace
+
+void loadGlobalConfig(GlobalConfig& config) {
+    const te_configuration read = read_configuration();
+    config.num_cq_per_ctx = read.completion_queues;
+    config.port = static_cast<uint8_t>(read.ib_port);
+    config.pkey_index = static_cast<uint16_t>(read.pkey_index);
+    config.max_wr = read.max_work_requests;
+    config.max_wr_from_env = read.max_work_requests_is_set != 0;
+    config.mtu_length = mtu_number(read.mtu);
+    config.slice_size = read.slice_size;
+    config.max_mr_size = read.max_mr_size;
+    config.max_concurrent_reg_mr = read.registration_threads;
+    config.auto_gid_max_retries = static_cast<int>(read.gid_retries);
+    config.ib_traffic_class = read.ib_traffic_class;
+    config.ib_service_level = read.ib_service_level;
+    config.conn_pause_ttl_ms = static_cast<int>(read.reconnect_pause_ms);
+    config.endpoint_store_type = read.endpoint_sieve ? EndpointStoreType::SIEVE : EndpointStoreType::FIFO;
+    config.enable_hca_peer_affinity = read.peer_affinity != 0;
+    // The one text among them.
+    const char* affinity = std::getenv("MC_NIC_PEER_AFFINITY");
+    config.nic_peer_affinity = parse_peer_affinity(affinity ? affinity : "");
+    config.handshake_port = static_cast<uint16_t>(read.handshake_port);
+    config.use_ipv6 = read.use_ipv6 != 0;
+    config.metacache = read.metadata_cache != 0;
+    config.te_metadata_refresh_interval_seconds = read.metadata_refresh_interval_s;
+    // The library says less by default than glog does.
+    if (std::getenv("MC_LOG_LEVEL")) config.log_level = severity(read.log_level);
+    config.trace = read.log_level == TE_LOG_TRACE;
+}
+
+GlobalConfig& globalConfig() {
+    // Never destroyed: threads may read it while the process ends.
+    static GlobalConfig& config = *[] {
+        auto* config = new GlobalConfig;
+        loadGlobalConfig(*config);
+        return config;
+    }();
+    return config;
+}
+
+uint16_t getDefaultHandshakePort() { return globalConfig().handshake_port; }
+
+size_t getHandshakeMaxLength() {
+    static const size_t length = read_configuration().handshake_max_length;
+    return length;
+}
+
+}  // namespace mooncake
