@@ -73,7 +73,7 @@ struct GlobalConfig {
 // read.
 TRANSFER_ENGINE_CXX_API GlobalConfig& globalConfig();
 
-// Reads the environment as it is now. Fields whose variables are not set stay as they are.
+// Reads the environment as it is now. Fields that no variable sets stay as they are.
 TRANSFER_ENGINE_CXX_API void loadGlobalConfig(GlobalConfig& config);
 
 TRANSFER_ENGINE_CXX_API uint16_t getDefaultHandshakePort();
