@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: both vectors outlive the engines, and nobody else touches them while the transfer runs.
     let [local, remote] = unsafe { [range_of(&mut source)?, range_of(&mut target)?] };
 
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let initiator = Engine::create(&options, Config::from_environment())?;
     let server = Engine::create(&options, Config::from_environment())?;
     initiator.install_transport("tcp", None)?;

@@ -330,7 +330,7 @@ fn engine(nics: &[&str]) -> Arc<Engine> {
 
 fn engine_with(nics: &[&str], config: Config) -> Arc<Engine> {
     let host = devices("rxe")[nics[0]].clone();
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: host, auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: host, ..EngineOptions::default() };
     let engine = Engine::create(&options, config).unwrap();
     let names: Vec<String> = nics.iter().map(|name| format!("\"{name}\"")).collect();
     engine.install_transport("rdma", Some(&format!(r#"{{"cpu:0":[[{}],[]]}}"#, names.join(",")))).unwrap();

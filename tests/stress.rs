@@ -147,7 +147,7 @@ impl Node {
 }
 
 fn engine() -> Arc<Engine> {
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, Config { tcp_io_threads: 2, ..Config::default() }).unwrap();
     engine.install_transport("tcp", None).unwrap();
     engine

@@ -56,7 +56,7 @@ const STRIDE: u64 = (BLOCKS + 1) * BLOCK;
 const REGIONS: u64 = 256;
 
 fn engine(config: &Config, nic: &str) -> Arc<Engine> {
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("rdma", Some(&format!("{{\"cpu:0\": [[\"{nic}\"], []]}}"))).unwrap();
     engine

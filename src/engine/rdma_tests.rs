@@ -28,7 +28,7 @@ fn matrix(nics: &[&str]) -> String {
 }
 
 fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
     engine
@@ -707,7 +707,8 @@ fn a_port_that_goes_down_is_left_and_used_again_when_it_is_back() {
 #[test]
 fn without_a_usable_nic_installing_fails_and_changes_nothing() {
     let fake = Fake::new(1);
-    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options_of_engine =
+        EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
     engine.install_transport("tcp", None).unwrap();
     let memory = Memory::new(4096);
@@ -1536,7 +1537,8 @@ fn a_location_that_is_left_open_is_found_once_there_are_pages() {
 #[test]
 fn memory_that_was_registered_before_the_transport_is_located_when_it_comes() {
     let fake = Fake::new(1);
-    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options_of_engine =
+        EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
     let memory = Memory::new(4096);
     memory.write(&[1]);

@@ -277,7 +277,7 @@ fn one_wrong_byte_in_the_target_is_noticed() {
     assert_eq!(target.ask(json!({"Fill": {"length": LENGTH, "seed": 5}})), Value::Null);
     assert_eq!((target.ask(check(5)), target.ask(check(6))), (Value::Null, json!(0)));
 
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, Config::default()).unwrap();
     engine.install_transport("tcp", None).unwrap();
     let segment = engine.open_segment(location["segment"].as_str().unwrap()).unwrap();
