@@ -14,7 +14,7 @@ use std::time::Duration;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 thread_local! {
@@ -91,7 +91,7 @@ fn a_submission_allocates_as_often_whatever_its_length() {
             .map(|at| {
                 let offset = region(at) * STRIDE + at % BLOCKS * BLOCK;
                 let (local, remote_address) = (range(ours + offset, BLOCK), theirs + offset);
-                Request { opcode: Opcode::Write, local, segment, remote_address }
+                Request { opcode: Opcode::Write, local, segment, remote_address, hints: Hints::default() }
             })
             .collect();
         let batch = near.allocate_batch(count as usize).unwrap();

@@ -31,7 +31,7 @@ use crate::config::Config;
 use crate::engine::{Engine, EngineOptions, MemoryOptions};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
-use crate::transfer::{Request, State, SubmitOptions};
+use crate::transfer::{Hints, Request, State, SubmitOptions};
 use crate::transport::Opcode;
 
 // The header defines these three by macros, as it always has.
@@ -657,7 +657,8 @@ unsafe fn submit(
             // SAFETY: as for this function.
             let local = unsafe { memory::local_range(entry.source, entry.length, index) }?;
             // A negative number becomes one that no segment has.
-            Ok(Request { opcode, local, segment: entry.target_id as u64, remote_address: entry.target_offset })
+            let (segment, remote_address) = (entry.target_id as u64, entry.target_offset);
+            Ok(Request { opcode, local, segment, remote_address, hints: Hints::default() })
         })
         .collect::<Result<Vec<_>>>()?;
     engine.submit(&batch, &requests, notification, SubmitOptions::default())

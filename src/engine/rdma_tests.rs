@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::metadata_tests::{Fate, ScriptedStore};
 use super::*;
 use crate::registry::SharedGuards;
-use crate::transfer::State;
+use crate::transfer::{Hints, State};
 use crate::transport::rdma::fake::{Fake, Memory};
-use crate::transport::{Deadline, Opcode, Piece, Slices};
+use crate::transport::{Deadline, Opcode, Piece, Slices, Way};
 
 /// `IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE` and the states that go with them.
 const PORT_ERROR: (i32, i64) = (10, 1);
@@ -44,7 +44,7 @@ fn options() -> MemoryOptions {
 
 fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {
     assert_eq!(local.length(), remote.length());
-    Request { opcode, local, segment, remote_address: remote.address() }
+    Request { opcode, local, segment, remote_address: remote.address(), hints: Hints::default() }
 }
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
@@ -239,6 +239,7 @@ fn what_completes_together_is_told_together() {
         remote_address: target + u64::from(index) * 1024,
         index,
         opcode: Opcode::Write,
+        way: Way::default(),
     };
     let slices = Slices {
         pieces: pieces.map(piece).collect(),
@@ -876,7 +877,7 @@ impl Altered {
         bench.near.registry.read(|view| view.share(local, &mut guards)).unwrap();
         let told = Arc::new(Told { guards, ..Told::default() });
         let slices = Slices {
-            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write }],
+            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write, way: Way::default() }],
             deadline: Deadline { absolute: None, stall },
             completion: told.clone(),
         };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::pool::{Direction, Outcome};
-use crate::transfer::State;
+use crate::transfer::{Hints, State};
 use crate::transport::Opcode;
 
 fn engine(config: &Config) -> Arc<Engine> {
@@ -39,11 +39,11 @@ pub(super) fn options() -> MemoryOptions {
 }
 
 pub(super) fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
-    Request { opcode: Opcode::Write, local, segment, remote_address }
+    Request { opcode: Opcode::Write, local, segment, remote_address, hints: Hints::default() }
 }
 
 pub(super) fn read(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
-    Request { opcode: Opcode::Read, local, segment, remote_address }
+    Request { opcode: Opcode::Read, local, segment, remote_address, hints: Hints::default() }
 }
 
 pub(super) fn states(statuses: &[TaskStatus]) -> Vec<State> {

@@ -17,7 +17,7 @@ use crate::capi::te::with;
 use crate::capi::{guard, memory, text};
 use crate::error::{Error, Result};
 use crate::handshake::Notification;
-use crate::transfer::{Request, State, SubmitOptions, TaskStatus};
+use crate::transfer::{Hints, Request, State, SubmitOptions, TaskStatus};
 use crate::transport::Opcode;
 
 /// Which way the bytes go.
@@ -242,7 +242,8 @@ pub(super) unsafe fn read_requests(
         };
         // SAFETY: as for this function.
         let local = unsafe { memory::local_range(request.local, request.length, index) }?;
-        requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr });
+        let hints = Hints { retry: request.retry_hint, group: request.group };
+        requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr, hints });
     }
     Ok(requests)
 }
