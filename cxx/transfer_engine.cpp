@@ -30,7 +30,7 @@ TransferEngine::State::~State() {
 
 bool TransferEngine::State::has_transport(const char* protocol) const {
     int installed = 0;
-    return te_has_transport(engine, protocol, &installed) == 0 && installed != 0;
+    return engine && te_has_transport(engine, protocol, &installed) == 0 && installed != 0;
 }
 
 void TransferEngine::State::set_alias(const void* address) {
@@ -107,6 +107,7 @@ Transport* TransferEngine::getTransport(const std::string& proto) {
 }
 
 std::string TransferEngine::getLocalIpAndPort() {
+    if (!state_->engine) return "";
     std::array<char, 512> address;
     return te_engine_address(state_->engine, address.data(), address.size()) == 0 ? address.data() : "";
 }
