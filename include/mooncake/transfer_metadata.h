@@ -99,7 +99,7 @@ class TRANSFER_ENGINE_CXX_API TransferMetadata {
         const std::string& nicPathServerName() const { return rdma_server_name.empty() ? name : rdma_server_name; }
         // Whether they say the same, whenever and by which protocol version they were published.
         bool operator==(const SegmentDesc& other) const;
-        // Writes it to the log.
+        // Writes it to standard error.
         void dump() const;
     };
 

@@ -130,7 +130,7 @@ fn config() -> Config {
 
 /// The server is looked at when the test says so.
 pub(super) fn create_with(store: &Arc<ScriptedStore>, name: &str, config: Config) -> Result<Arc<Engine>> {
-    let options = EngineOptions { metadata: "the test's".into(), server_name: name.into(), auto_discover: false };
+    let options = EngineOptions { metadata: "the test's".into(), server_name: name.into(), ..EngineOptions::default() };
     Engine::create_with(&options, config, Some(store.clone()), Duration::from_secs(3600))
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::metadata_tests::{Fate, ScriptedStore};
 use super::*;
 use crate::registry::SharedGuards;
-use crate::transfer::State;
+use crate::transfer::{Hints, State};
 use crate::transport::rdma::fake::{Fake, Memory};
-use crate::transport::{Deadline, Opcode, Piece, Slices};
+use crate::transport::{Deadline, Opcode, Piece, Slices, Way};
 
 /// `IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE` and the states that go with them.
 const PORT_ERROR: (i32, i64) = (10, 1);
@@ -28,7 +28,7 @@ fn matrix(nics: &[&str]) -> String {
 }
 
 fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
     engine
@@ -44,7 +44,7 @@ fn options() -> MemoryOptions {
 
 fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {
     assert_eq!(local.length(), remote.length());
-    Request { opcode, local, segment, remote_address: remote.address() }
+    Request { opcode, local, segment, remote_address: remote.address(), hints: Hints::default() }
 }
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
@@ -239,6 +239,7 @@ fn what_completes_together_is_told_together() {
         remote_address: target + u64::from(index) * 1024,
         index,
         opcode: Opcode::Write,
+        way: Way::default(),
     };
     let slices = Slices {
         pieces: pieces.map(piece).collect(),
@@ -707,7 +708,8 @@ fn a_port_that_goes_down_is_left_and_used_again_when_it_is_back() {
 #[test]
 fn without_a_usable_nic_installing_fails_and_changes_nothing() {
     let fake = Fake::new(1);
-    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options_of_engine =
+        EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
     engine.install_transport("tcp", None).unwrap();
     let memory = Memory::new(4096);
@@ -875,7 +877,7 @@ impl Altered {
         bench.near.registry.read(|view| view.share(local, &mut guards)).unwrap();
         let told = Arc::new(Told { guards, ..Told::default() });
         let slices = Slices {
-            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write }],
+            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write, way: Way::default() }],
             deadline: Deadline { absolute: None, stall },
             completion: told.clone(),
         };
@@ -1536,7 +1538,8 @@ fn a_location_that_is_left_open_is_found_once_there_are_pages() {
 #[test]
 fn memory_that_was_registered_before_the_transport_is_located_when_it_comes() {
     let fake = Fake::new(1);
-    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options_of_engine =
+        EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
     let memory = Memory::new(4096);
     memory.write(&[1]);

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::pool::{Direction, Outcome};
-use crate::transfer::State;
+use crate::transfer::{Hints, State};
 use crate::transport::Opcode;
 
 fn engine(config: &Config) -> Arc<Engine> {
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("tcp", None).unwrap();
     engine
@@ -39,11 +39,11 @@ pub(super) fn options() -> MemoryOptions {
 }
 
 pub(super) fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
-    Request { opcode: Opcode::Write, local, segment, remote_address }
+    Request { opcode: Opcode::Write, local, segment, remote_address, hints: Hints::default() }
 }
 
 pub(super) fn read(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
-    Request { opcode: Opcode::Read, local, segment, remote_address }
+    Request { opcode: Opcode::Read, local, segment, remote_address, hints: Hints::default() }
 }
 
 pub(super) fn states(statuses: &[TaskStatus]) -> Vec<State> {
@@ -53,7 +53,7 @@ pub(super) fn states(statuses: &[TaskStatus]) -> Vec<State> {
 #[test]
 fn names_that_are_no_hosts_are_refused_and_ports_are_drawn() {
     let create = |name: &str| {
-        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: name.into(), auto_discover: false };
+        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: name.into(), ..EngineOptions::default() };
         Engine::create(&options, Config::default())
     };
     for name in ["a b", "127.0.0.1 :1", "x/y", "a\nb"] {

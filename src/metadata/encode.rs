@@ -5,9 +5,54 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{DeviceDescriptor, SegmentHeader};
+use super::{BufferDescriptor, DeviceDescriptor, PriorityMatrix, SegmentDescriptor, SegmentHeader};
 use crate::registry::{Chunk, MemoryKey, Region, Registrations};
 use crate::sys::clock;
+
+impl SegmentDescriptor {
+    /// The document that it was read from, as far as it is kept: decoding it gives the same again.
+    pub fn to_json(&self) -> String {
+        let has_devices = self.has_rdma_form();
+        let buffer = |buffer: &BufferDescriptor| {
+            let mut entry = json!({"addr": buffer.address, "length": buffer.length, "name": *buffer.name});
+            if has_devices {
+                entry["lkey"] = json!(buffer.lkey);
+                entry["rkey"] = json!(buffer.rkey);
+            }
+            entry
+        };
+        let mut document = json!({
+            "buffers": self.buffers.iter().map(buffer).collect::<Vec<_>>(),
+            "name": self.name,
+            "protocol": match &self.protocols[..] {
+                [protocol] => json!(protocol),
+                protocols => json!(protocols),
+            },
+            "rdma_server_name": self.rdma_server_name,
+            "tcp_data_host": self.tcp_data_host,
+            "tcp_data_port": self.tcp_data_port,
+            "tcp_proto_version": self.tcp_proto_version,
+            "timestamp": self.timestamp,
+        });
+        if has_devices {
+            document["devices"] = self.devices.iter().map(DeviceDescriptor::to_json).collect();
+            document["priority_matrix"] = matrix_json(&self.priority_matrix);
+        }
+        let mut out = String::new();
+        write_json(&document, &mut out);
+        out
+    }
+}
+
+impl DeviceDescriptor {
+    fn to_json(&self) -> Value {
+        json!({"name": self.name, "lid": self.lid, "gid": self.gid})
+    }
+}
+
+fn matrix_json(matrix: &PriorityMatrix) -> Value {
+    if matrix.is_empty() { Value::Null } else { json!(matrix) }
+}
 
 impl SegmentHeader {
     /// The whole document as pieces to be sent one after the other. `buffers` are blocks of entries that are joined by commas, made
@@ -30,15 +75,13 @@ impl SegmentHeader {
         let mut out = String::from("]");
         if let Some(rdma) = &self.rdma {
             out.push_str(r#","devices":"#);
-            let device = |device: &DeviceDescriptor| json!({"name": device.name, "lid": device.lid, "gid": device.gid});
-            write_json(&rdma.devices.iter().map(device).collect(), &mut out);
+            write_json(&rdma.devices.iter().map(DeviceDescriptor::to_json).collect(), &mut out);
         }
         out.push_str(r#","name":"#);
         write_json_string(&self.name, &mut out);
         if let Some(rdma) = &self.rdma {
             out.push_str(r#","priority_matrix":"#);
-            let matrix = if rdma.priority_matrix.is_empty() { Value::Null } else { json!(rdma.priority_matrix) };
-            write_json(&matrix, &mut out);
+            write_json(&matrix_json(&rdma.priority_matrix), &mut out);
         }
         out.push_str(r#","protocol":"#);
         write_json_string(&self.protocol, &mut out);
@@ -167,7 +210,6 @@ pub fn write_json(value: &Value, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::SegmentDescriptor;
     use super::*;
 
     fn quoted(text: &str) -> String {

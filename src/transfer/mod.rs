@@ -30,7 +30,7 @@ use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
 use crate::registry::{Refusal, Registry, SharedGuards};
 use crate::sys::MemoryRange;
-use crate::transport::{Completion, Deadline, Opcode, Piece, Segment, Slices, Transport};
+use crate::transport::{Completion, Deadline, Opcode, Piece, Segment, Slices, Transport, Way};
 use std::sync::Arc;
 
 /// One transfer that a caller asks for.
@@ -45,6 +45,31 @@ pub struct Request {
     pub segment: u64,
     /// Start of the range in the segment's address space.
     pub remote_address: u64,
+    /// What the caller knows of the way that it should take.
+    pub hints: Hints,
+}
+
+/// Which way a request should take, where there are several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hints {
+    /// How often the caller has tried it before. Each number takes another way than the one before.
+    pub retry: u32,
+    /// Requests of one batch with the same number other than 0 take the same way, in the order of submission. 0: any.
+    pub group: u64,
+}
+
+impl Hints {
+    /// For the transport. `batch` is a number that no other batch has meanwhile: groups of different batches have nothing to do with
+    /// each other, so they had better go different ways, though they may not.
+    fn way(self, batch: u64) -> Way {
+        let path = match self.group {
+            0 => 0,
+            group => ((group ^ batch).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).max(1) as u8,
+        };
+        // The walk begins anew after 255 ways.
+        let retry = self.retry.checked_sub(1).map_or(0, |tries| (tries % 255) as u8 + 1);
+        Way { path, retry }
+    }
 }
 
 /// State of a task or batch, with upstream's numbers.
@@ -191,7 +216,7 @@ pub fn submit(
     let submission = batch.begin(requests, guards, notification.map(|notification| (first_segment, notification)))?;
     let mut at = 0;
     for (index, request) in requests.iter().enumerate() {
-        let Request { opcode, local, segment, remote_address } = *request;
+        let Request { opcode, local, segment, remote_address, hints } = *request;
         let (index, length) = (index as u32, local.length());
         if length == 0 {
             submission.complete(&[index]);
@@ -205,7 +230,7 @@ pub fn submit(
             if routes[at].0 != segment {
                 at = routes.iter().position(|(other, ..)| *other == segment).unwrap_or(at);
             }
-            routes[at].2.push(Piece { local, remote_address, index, opcode });
+            routes[at].2.push(Piece { local, remote_address, index, opcode, way: hints.way(Arc::as_ptr(batch) as u64) });
         }
     }
     let deadline = Deadline { absolute: options.deadline, stall: options.stall.unwrap_or(default_stall) };
