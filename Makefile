@@ -110,10 +110,10 @@ install: $(ARTEFACTS)
 
 # Against an installed tree of its own, since that of PREFIX may not be there yet, or be of another version.
 CXX_STAGE := $(BUILD)/cxx-stage
-CXX_BUILD := $(BUILD)/cxx
+CXX_BUILD := $(BUILD)/cxx-$(notdir $(lastword $(CXX)))
 cxx: setup-cxx $(ARTEFACTS)
 	@$(MAKE) -s install PREFIX=$(CXX_STAGE) LIBDIR=$(CXX_STAGE)/lib DESTDIR=
-	cmake -S cxx -B $(CXX_BUILD) -DCMAKE_PREFIX_PATH=$(CXX_STAGE) -DCMAKE_INSTALL_PREFIX='$(PREFIX)' -DCMAKE_INSTALL_LIBDIR='$(LIBDIR)' \
+	CXX='$(CXX)' cmake -S cxx -B $(CXX_BUILD) -DCMAKE_PREFIX_PATH=$(CXX_STAGE) -DCMAKE_INSTALL_PREFIX='$(PREFIX)' -DCMAKE_INSTALL_LIBDIR='$(LIBDIR)' \
 		$(CXX_OPTIONS)
 	cmake --build $(CXX_BUILD) --parallel 2
 
@@ -159,7 +159,7 @@ test-all: test test-servers test-cpp test-sanitize test-miri test-lab
 	@echo 'make test-all: passed'
 
 setup-cxx:
-	@scripts/setup cxx
+	@CXX='$(CXX)' scripts/setup cxx
 
 setup-test:
 	@scripts/setup test
@@ -212,7 +212,7 @@ test-servers: setup-test-servers stage
 	tests/interop/run --servers $(STAGE)/lib/libtransfer_engine.so
 
 # Programs that use upstream's C++ class, by two compilers. They find glog and jsoncpp in one half of the runs; in the other, these are hidden
-# from them and from the library, which clang has built there.
+# from them, and clang has built the library.
 without = $(foreach package,glog jsoncpp numa,-DCMAKE_DISABLE_FIND_PACKAGE_$(package)=ON)
 cpp_compilers = g++ clang++
 # test_cpp NAME STAGE COMPILER OPTIONS
@@ -226,7 +226,7 @@ test-cpp: setup-test-cpp stage
 	rm -rf $(STAGE)-without
 	@$(MAKE) -s install PREFIX=$(STAGE)-without LIBDIR=$(STAGE)-without/lib DESTDIR=
 	@$(MAKE) -s install-cxx PREFIX=$(STAGE)-without LIBDIR=$(STAGE)-without/lib DESTDIR= CXX_BUILD=$(BUILD)/cxx-without \
-		CXX_OPTIONS='-DCMAKE_CXX_COMPILER=clang++ $(without)'
+		CXX=clang++ CXX_OPTIONS='$(without)'
 	$(foreach compiler,$(cpp_compilers),$(call test_cpp,with,$(STAGE),$(compiler)))
 	$(foreach compiler,$(cpp_compilers),$(call test_cpp,without,$(STAGE)-without,$(compiler),$(without)))
 

@@ -81,9 +81,12 @@ void loadGlobalConfig(GlobalConfig& config) {
     config.conn_pause_ttl_ms = static_cast<int>(read.reconnect_pause_ms);
     config.endpoint_store_type = read.endpoint_sieve ? EndpointStoreType::SIEVE : EndpointStoreType::FIFO;
     config.enable_hca_peer_affinity = read.peer_affinity != 0;
-    // The one text among them.
+    // A text, which the library's structure does not have.
     const char* affinity = std::getenv("MC_NIC_PEER_AFFINITY");
     config.nic_peer_affinity = parse_peer_affinity(affinity ? affinity : "");
+    // Of a transport that is not here.
+    const char* efa_nics = std::getenv("MC_EFA_NIC_SELECTION");
+    config.efa_nic_selection = efa_nics && std::string_view(efa_nics) == "LOCAL" ? EfaNicSelection::LOCAL : EfaNicSelection::ALL;
     config.handshake_port = static_cast<uint16_t>(read.handshake_port);
     config.use_ipv6 = read.use_ipv6 != 0;
     config.metacache = read.metadata_cache != 0;

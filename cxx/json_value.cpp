@@ -49,7 +49,7 @@ class Reader {
         if (take("}")) return true;
         do {
             space();
-            auto& [name, value] = members.emplace_back();
+            auto& [name, value] = members.emplace_back(std::string(), JsonValue());
             if (!string(name)) return false;
             space();
             if (!take(":") || !read(value, depth + 1)) return false;

@@ -1,17 +1,24 @@
 // Topology over te_topology, which has the matrix. What is kept here: the list that getHcaList() refers to, and which NICs of peers
 // GlobalConfig allowed when the matrix was read.
+//
+// NICs have the numbers of their places among those that are in the matrix now. te_topology counts those that are disabled as well, so its
+// numbers are translated by way of the names.
 #include "topology.h"
 
 #include <te.h>
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 
 #include "config.h"
+#include "json_value.h"
 
 namespace mooncake {
 namespace {
+
+using transfer_engine_cxx::JsonArray;
+using transfer_engine_cxx::JsonObject;
+using transfer_engine_cxx::JsonValue;
 
 // A text that the library gave.
 std::string take(char* text) {
@@ -20,96 +27,41 @@ std::string take(char* text) {
     return copy;
 }
 
-std::string read_json(te_topology* topology) {
+std::string read_text(te_topology* topology) {
     char* text;
     return te_topology_json(topology, &text) == TE_OK ? take(text) : "{}";
 }
 
-// All NICs, by their numbers.
-std::vector<std::string> read_nics(te_topology* topology) {
+std::vector<std::string> read_names(const JsonValue& value) {
     std::vector<std::string> names;
-    char* name;
-    while (te_topology_nic_name(topology, names.size(), &name) == TE_OK) names.push_back(take(name));
+    for (const JsonValue& name : *value.as<JsonArray>()) names.push_back(*name.as<std::string>());
     return names;
 }
 
-// Reads the matrix that the library wrote: objects, arrays and strings without white space between them.
-class MatrixReader {
-   public:
-    explicit MatrixReader(std::string_view text) : rest_(text) {}
+// The matrix that the library wrote.
+struct Matrix {
+    TopologyMatrix entries;
+    // Each once, in the order of the text, which is that of the locations.
+    std::vector<std::string> nics;
 
-    TopologyMatrix read() {
-        TopologyMatrix matrix;
-        skip('{');
-        while (!skip('}') && !rest_.empty()) {
-            TopologyEntry entry;
-            entry.name = read_string();
-            skip(':');
-            skip('[');
-            entry.preferred_hca = read_strings();
-            skip(',');
-            entry.avail_hca = read_strings();
-            skip(']');
-            skip(',');
-            std::string key = entry.name;
-            matrix.emplace(std::move(key), std::move(entry));
-        }
-        return matrix;
-    }
-
-   private:
-    bool skip(char expected) {
-        if (rest_.empty() || rest_.front() != expected) return false;
-        rest_.remove_prefix(1);
-        return true;
-    }
-
-    char next() {
-        char first = rest_.empty() ? '\0' : rest_.front();
-        rest_.remove_prefix(std::min<size_t>(1, rest_.size()));
-        return first;
-    }
-
-    std::vector<std::string> read_strings() {
-        std::vector<std::string> strings;
-        skip('[');
-        while (!skip(']') && !rest_.empty()) {
-            strings.push_back(read_string());
-            skip(',');
-        }
-        return strings;
-    }
-
-    std::string read_string() {
-        std::string text;
-        skip('"');
-        while (!skip('"') && !rest_.empty()) {
-            char letter = next();
-            text += letter == '\\' ? read_escaped() : letter;
-        }
-        return text;
-    }
-
-    // The library escapes quotes, backslashes and control characters alone.
-    char read_escaped() {
-        switch (char letter = next()) {
-            case 'b': return '\b';
-            case 'f': return '\f';
-            case 'n': return '\n';
-            case 'r': return '\r';
-            case 't': return '\t';
-            case 'u': {
-                unsigned code = 0;
-                std::string_view digits = rest_.substr(0, 4);
-                std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-                rest_.remove_prefix(digits.size());
-                return static_cast<char>(code);
+    explicit Matrix(te_topology* topology) {
+        const std::optional<JsonValue> json = transfer_engine_cxx::read_json(read_text(topology));
+        for (const auto& [location, lists] : *json->as<JsonObject>()) {
+            const JsonArray& both = *lists.as<JsonArray>();
+            TopologyEntry entry{location, read_names(both[0]), read_names(both[1])};
+            for (const auto* names : {&entry.preferred_hca, &entry.avail_hca}) {
+                for (const std::string& name : *names) {
+                    if (std::ranges::find(nics, name) == nics.end()) nics.push_back(name);
+                }
             }
-            default: return letter;
+            entries.emplace(location, std::move(entry));
         }
     }
 
-    std::string_view rest_;
+    int number(const std::string& nic) const {
+        auto found = std::ranges::find(nics, nic);
+        return found == nics.end() ? ERR_DEVICE_NOT_FOUND : static_cast<int>(found - nics.begin());
+    }
 };
 
 }  // namespace
@@ -176,7 +128,10 @@ int Topology::selectDevice(const std::string storage_type, std::string_view hint
     std::string wanted(hint);
     te_status status = te_topology_select(state_->topology, storage_type.c_str(), wanted.empty() ? nullptr : wanted.c_str(),
                                           static_cast<uint32_t>(std::max(retry_count, 0)), &index);
-    return status == TE_OK ? static_cast<int>(index) : status;
+    if (status != TE_OK) return status;
+    char* name;
+    status = te_topology_nic_name(state_->topology, index, &name);
+    return status == TE_OK ? Matrix(state_->topology).number(take(name)) : status;
 }
 
 int Topology::selectDeviceByLocalHca(const std::string storage_type, std::string_view local_hca, int retry_count) {
@@ -186,30 +141,29 @@ int Topology::selectDeviceByLocalHca(const std::string storage_type, std::string
         auto found = state_->peer_affinity.find(std::string(local_hca));
         if (found != state_->peer_affinity.end()) allowed = found->second;
     }
-    const TopologyMatrix matrix = getMatrix();
-    auto entry = matrix.find(storage_type);
-    if (!allowed.empty() && entry != matrix.end()) {
+    const Matrix matrix(state_->topology);
+    auto entry = matrix.entries.find(storage_type);
+    if (entry != matrix.entries.end()) {
         const std::vector<std::string>& preferred = entry->second.preferred_hca;
         std::erase_if(allowed, [&](const std::string& nic) { return std::ranges::find(preferred, nic) == preferred.end(); });
         if (!allowed.empty()) {
             size_t turn = retry_count > 0 ? static_cast<size_t>(retry_count - 1) : SimpleRandom::Get().next();
-            const std::vector<std::string> nics = read_nics(state_->topology);
-            return static_cast<int>(std::ranges::find(nics, allowed[turn % allowed.size()]) - nics.begin());
+            return matrix.number(allowed[turn % allowed.size()]);
         }
     }
     return selectDevice(storage_type, retry_count);
 }
 
-TopologyMatrix Topology::getMatrix() const { return MatrixReader(read_json(state_->topology)).read(); }
+TopologyMatrix Topology::getMatrix() const { return Matrix(state_->topology).entries; }
 
 const std::vector<std::string>& Topology::getHcaList() const {
-    std::vector<std::string> nics = read_nics(state_->topology);
+    std::vector<std::string> nics = Matrix(state_->topology).nics;
     std::lock_guard guard(state_->lock);
     if (nics != state_->nics) state_->nics = std::move(nics);
     return state_->nics;
 }
 
-std::string Topology::toString() const { return read_json(state_->topology); }
+std::string Topology::toString() const { return read_text(state_->topology); }
 
 bool Topology::operator==(const Topology& other) const { return toString() == other.toString(); }
 
