@@ -9,7 +9,7 @@
 //! What follows is said of engines; it goes for the others as well: pools, which are destroyed by closing them, or with their engine,
 //! topologies, and stores.
 //!
-//! An engine or a topology may have an address of the program as a second key, see [`alias`]: it is looked for where a handle is no key,
+//! An engine or a topology may have an address of the program as a second key, see [`alias`](super::alias): it is looked for where a handle is no key,
 //! and goes with the key. `aliases` of the table of engines is held by whoever changes one.
 //!
 //! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the
@@ -42,7 +42,8 @@ use loom::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atom
 #[cfg(not(all(test, loom)))]
 use std::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicUsize};
 
-use crate::capi::{alias, guard};
+use crate::capi::alias::ALIASES;
+use crate::capi::guard;
 use crate::engine::Engine;
 use crate::error::{Code, Error, Result};
 use crate::metadata::store::Store;
@@ -181,7 +182,7 @@ pub fn set_topology_alias(handle: u64, address: u64) -> Result<()> {
         if !table.has(key) {
             return Err(table.nothing(key));
         }
-        match alias::find(address) {
+        match ALIASES.find(address) {
             Some(other) if engines(generation).has(other) => {
                 Err(guard::invalid(format!("address {address:#x} stands for an engine, which a topology cannot replace")))
             }
@@ -199,16 +200,16 @@ fn set_alias(key: u64, address: u64, generation: u32, check: impl FnOnce(u64) ->
     check(key)?;
     match address {
         0 => {
-            alias::remove(key);
+            ALIASES.remove(key);
             Ok(())
         }
-        address => alias::set(address, key),
+        address => ALIASES.set(address, key),
     }
 }
 
 fn remove_alias(key: u64, generation: u32) {
     let _writing = engines(generation).aliases.lock().unwrap_or_else(PoisonError::into_inner);
-    alias::remove(key);
+    ALIASES.remove(key);
 }
 
 /// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to
@@ -252,7 +253,7 @@ impl Kind {
     fn key_of(&self, handle: u64) -> u64 {
         match handle >> TAG_SHIFT == self.tag {
             true => handle,
-            false => alias::find(handle).unwrap_or(handle),
+            false => ALIASES.find(handle).unwrap_or(handle),
         }
     }
 
@@ -638,6 +639,65 @@ mod tests {
         drop(lock);
         assert_eq!(exit, 42);
         assert!(here.enter(key.0).is_ok());
+    }
+
+    #[test]
+    fn an_alias_leads_to_the_key_and_in_a_child_to_the_parents() {
+        let key = new_table().insert(Arc::new("engine"));
+        let place = 0u8;
+        let address = &raw const place as u64;
+        assert_eq!(ENGINE.resolve(address).unwrap().0, address, "it names nothing yet");
+        let writing = engines(fork::generation()).aliases.lock().unwrap();
+        ALIASES.set(address, key.0).unwrap();
+        drop(writing);
+        assert_eq!(ENGINE.resolve(address).unwrap().0, key.0);
+        assert!(!is_topology(address));
+        // As if a thread of the parent were changing another.
+        let writing = engines(fork::generation()).aliases.lock().unwrap();
+        let exit = fork_and_run(|| match code(ENGINE.resolve(address)) {
+            Some(Code::Forked) => 42,
+            _ => 1,
+        });
+        drop(writing);
+        assert_eq!(exit, 42);
+        remove_alias(key.0, fork::generation());
+        assert_eq!(ENGINE.resolve(address).unwrap().0, address);
+    }
+
+    #[test]
+    fn an_engine_takes_the_address_of_a_topology_and_not_the_other_way_round() {
+        let topology = insert_topology(Arc::default());
+        let options = crate::engine::EngineOptions {
+            metadata: crate::engine::PEER_TO_PEER.into(),
+            server_name: "127.0.0.1".into(),
+            ..Default::default()
+        };
+        let engine = insert(Engine::create(&options, crate::config::Config::default()).unwrap());
+        let place = 0u8;
+        let address = &raw const place as u64;
+        assert!(!is_topology(address));
+        set_topology_alias(topology.0, address).unwrap();
+        assert!(is_topology(address) && enter_topology(address).is_ok());
+        assert_eq!(code(enter(address)), Some(Code::InvalidHandle));
+        set_engine_alias(engine.0, address).unwrap();
+        assert!(!is_topology(address) && enter(address).is_ok());
+        assert_eq!(code(set_topology_alias(topology.0, address)), Some(Code::InvalidArgument));
+        assert!(enter(address).is_ok());
+        // No address: the handle of an engine, of a pool, and of a topology.
+        for handle in [engine.0, POOL.tag << TAG_SHIFT, topology.0] {
+            assert_eq!(code(set_engine_alias(engine.0, handle)), Some(Code::InvalidArgument));
+        }
+        destroy(address).unwrap();
+        assert_eq!(code(enter(address)), Some(Code::InvalidHandle));
+        assert_eq!(code(set_engine_alias(engine.0, address)), Some(Code::InvalidHandle));
+        // The address is free for the next.
+        set_topology_alias(topology.0, address).unwrap();
+        set_topology_alias(topology.0, 0).unwrap();
+        assert!(!is_topology(address));
+        set_topology_alias(topology.0, address).unwrap();
+        destroy_topology(address).unwrap();
+        assert_eq!(code(enter_topology(address)), Some(Code::InvalidHandle));
+        assert_eq!(code(set_topology_alias(topology.0, address)), Some(Code::InvalidHandle));
     }
 }
 

@@ -223,6 +223,22 @@ mod tests {
         SegmentHeader { name: name.into(), protocol: "tcp".into(), tcp_data_host, tcp_data_port, tcp_proto_version: 2, rdma: None }
     }
 
+    #[test]
+    fn a_descriptor_is_written_as_it_was_read() {
+        let tcp = r#"{"buffers":[{"addr":4096,"length":8,"name":"a:1"}],"name":"a:1","protocol":"tcp","rdma_server_name":"","tcp_data_host":"a","tcp_data_port":5,"tcp_proto_version":2,"timestamp":"t"}"#;
+        let rdma = concat!(
+            r#"{"buffers":[{"addr":4096,"length":8,"lkey":[1],"name":"cpu:0","rkey":[2]}],"#,
+            r#""devices":[{"gid":"00:01","lid":3,"name":"mlx5_0"}],"name":"a:1","priority_matrix":{"cpu:0":[["mlx5_0"],[]]},"#,
+            r#""protocol":"rdma","rdma_server_name":"b:1","tcp_data_host":"","tcp_data_port":0,"tcp_proto_version":1,"timestamp":"\u00fc"}"#
+        );
+        let empty = rdma.replace(r#"{"cpu:0":[["mlx5_0"],[]]}"#, "null");
+        let several = tcp.replace(r#""protocol":"tcp""#, r#""protocol":["cxl","tcp"]"#);
+        for text in [tcp, rdma, &empty, &several] {
+            let descriptor = SegmentDescriptor::decode(text.as_bytes(), &"a test").unwrap();
+            assert_eq!(descriptor.to_json(), text);
+        }
+    }
+
     /// Published by mooncake-transfer-engine-non-cuda 0.3.13.post1 for one region of 8192 bytes.
     #[test]
     fn documents_equal_what_upstream_publishes() {

@@ -308,6 +308,31 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_node_of_each_page_is_told_once_and_absent_ones_stay_absent() {
+        let pages = 1100;
+        let memory = Mapping::anonymous(pages * page_size() as usize);
+        let present = |page: usize| page % 3 == 1;
+        (0..pages).filter(|page| present(*page)).for_each(|page| memory.write(page * page_size() as usize, 1));
+        let mut nodes = Vec::new();
+        if for_each_numa_node(memory.range(), |node| nodes.push(node)).is_err() {
+            return; // Some containers forbid the question.
+        }
+        assert_eq!(nodes.len(), pages);
+        assert!(nodes.iter().enumerate().all(|(page, node)| node.is_some() == present(page)), "{nodes:?}");
+        let pagemap = Pagemap::open().unwrap();
+        let is_present = |page: usize| pagemap.page(memory.range().address() + page as u64 * page_size()).unwrap().present;
+        assert!((0..pages).all(|page| is_present(page) == present(page)));
+        // Parts of a page are that page; no bytes are none.
+        let mut counts = Vec::new();
+        for (offset, length) in [(1, 1), (page_size() - 1, 2), (5, 0)] {
+            let mut count = 0;
+            for_each_numa_node(memory.range().part(offset, length).unwrap(), |_| count += 1).unwrap();
+            counts.push(count);
+        }
+        assert_eq!(counts, [1, 2, 0]);
+    }
+
+    #[test]
     fn large_pages_are_told_from_small_ones_where_there_are_any() {
         let length = 3 * HUGE_PAGE as usize;
         let memory = Mapping::anonymous(length);

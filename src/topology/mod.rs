@@ -226,6 +226,7 @@ pub fn locations_of(range: MemoryRange) -> Vec<(MemoryRange, Arc<str>)> {
 mod tests {
     use super::machine::tests::FakeMachine;
     use super::*;
+    use crate::sys::pages::tests::Mapping;
 
     fn links(topology: &Topology) -> Vec<Link> {
         topology.links(&Machine::at("/nowhere", "/nowhere"), 1, None)
@@ -279,6 +280,27 @@ mod tests {
         assert_eq!(both.to_json(), r#"{"cpu:0":[[],["c"]],"cpu:1":[["c"],[]]}"#);
         let none = Topology::discover(&fake.machine(), &[&["a".to_string()], &["b".to_string()]]);
         assert!(none.nics().is_empty(), "two lists without a common name are not the same as none");
+    }
+
+    #[test]
+    fn the_parts_of_a_range_touch_and_tell_where_its_pages_are() {
+        let page = pages::page_size();
+        let memory = Mapping::anonymous(8 * page as usize);
+        [1, 2, 5].into_iter().for_each(|at| memory.write(at * page as usize, 1));
+        let range = memory.range().part(7, 6 * page).unwrap();
+        let parts = locations_of(range);
+        assert_eq!(parts.first().unwrap().0.address(), range.address());
+        assert!(
+            parts.windows(2).all(|pair| pair[0].0.end() == u128::from(pair[1].0.address()) && pair[0].1 != pair[1].1),
+            "{parts:?}"
+        );
+        assert_eq!(parts.last().unwrap().0.end(), range.end());
+        assert!(parts.iter().all(|(_, location)| &**location == WILDCARD || location.starts_with("cpu:")), "{parts:?}");
+        assert_eq!(location_of(range).map_or(WILDCARD.into(), |location| location), parts[0].1);
+        assert!(locations_of(range.part(0, 0).unwrap()).is_empty());
+        let nowhere = memory.range().part(0, 3 * page).unwrap();
+        drop(memory);
+        assert_eq!(locations_of(nowhere), [(nowhere, WILDCARD.into())]);
     }
 
     #[test]

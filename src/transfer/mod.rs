@@ -242,3 +242,36 @@ pub fn submit(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_a_group_have_one_path_and_those_of_none_have_none() {
+        let way = |group, batch| Hints { retry: 0, group }.way(batch);
+        for batch in [0, 0x7f00_1234_5670, u64::MAX] {
+            assert_eq!(way(0, batch), Way::default());
+            for group in [1, 2, 255, 256, u64::MAX, batch] {
+                assert_eq!(way(group, batch), way(group, batch));
+                assert_eq!(way(group, batch).path == 0, group == 0);
+            }
+            let paths: std::collections::BTreeSet<u8> = (1..=100).map(|group| way(group, batch).path).collect();
+            assert!(paths.len() > 50, "groups go many ways: {paths:?}");
+        }
+        let of_batches: std::collections::BTreeSet<u8> = (0..100).map(|batch| way(1, 0x7f00_0000_0000 + 64 * batch).path).collect();
+        assert!(of_batches.len() > 50, "groups of the same number go many ways: {of_batches:?}");
+    }
+
+    #[test]
+    fn each_raise_of_the_number_of_tries_is_another_way() {
+        let way = |retry| Hints { retry, group: 0 }.way(1).retry;
+        assert_eq!(way(0), 0);
+        let mut last = 0;
+        for retry in (1..600).chain([u32::MAX - 1, u32::MAX]) {
+            assert_ne!(way(retry), 0, "a further try is never a first one");
+            assert_ne!(way(retry), last);
+            last = way(retry);
+        }
+    }
+}

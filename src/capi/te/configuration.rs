@@ -194,3 +194,49 @@ fn read(environment: &Environment, struct_size: usize) -> te_configuration {
         tcp_lanes_per_peer: number(config.tcp_lanes_per_peer),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+
+    fn configuration(variables: &[(&str, &str)]) -> te_configuration {
+        let lookup = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, text)| OsString::from(text));
+        read(&Environment::from_source(&lookup, []), size_of::<te_configuration>())
+    }
+
+    #[test]
+    fn an_empty_environment_gives_the_defaults_of_upstream() {
+        let empty = configuration(&[]);
+        assert_eq!((empty.struct_size, empty.max_mr_size, empty.slice_size), (size_of::<te_configuration>(), 1 << 40, 65536));
+        assert_eq!((empty.ib_port, empty.gid_index, empty.pkey_index, empty.mtu), (1, -1, 0, 4096));
+        assert_eq!((empty.ib_traffic_class, empty.ib_service_level, empty.parallel_registration), (-1, -1, -1));
+        assert_eq!((empty.max_work_requests, empty.max_work_requests_is_set), (256, 0));
+        assert_eq!((empty.metadata_cache, empty.metadata_refresh_interval_s, empty.use_ipv6, empty.slice_timeout_s), (1, 0, 0, 0));
+        assert_eq!((empty.endpoint_sieve, empty.gid_retries, empty.retry_count, empty.handshake_port), (1, 2, 9, 12001));
+        assert_eq!(empty.log_level, te_log_level::TE_LOG_WARNING as u32);
+    }
+
+    #[test]
+    fn what_is_set_is_told_and_what_is_out_of_range_is_not() {
+        let set = configuration(&[
+            ("MC_MAX_WR", "512"),
+            ("MC_IB_TC", "0"),
+            ("MC_IB_SL", "16"),
+            ("MC_MTU", "1024"),
+            ("MC_LOG_LEVEL", "TRACE"),
+            ("MC_DISABLE_METACACHE", "1"),
+            ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "7"),
+            ("MC_ENABLE_PARALLEL_REG_MR", "0"),
+            ("MC_ENDPOINT_STORE_TYPE", "FIFO"),
+            ("MC_CONN_PAUSE_TTL_MS", "250"),
+            ("MC_GID_INDEX", "300"),
+        ]);
+        assert_eq!((set.max_work_requests, set.max_work_requests_is_set), (512, 1));
+        assert_eq!((set.ib_traffic_class, set.ib_service_level, set.gid_index), (0, -1, -1));
+        assert_eq!((set.mtu, set.log_level, set.metadata_cache), (1024, te_log_level::TE_LOG_TRACE as u32, 0));
+        assert_eq!((set.metadata_refresh_interval_s, set.parallel_registration, set.endpoint_sieve), (7, 0, 0));
+        assert_eq!(set.reconnect_pause_ms, 250);
+    }
+}
