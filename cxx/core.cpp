@@ -17,10 +17,16 @@ using TransferTask = Transport::TransferTask;
 
 static_assert(sizeof(void*) == sizeof(te_batch), "BatchDesc::context holds the number of a batch");
 
-BatchStorage::BatchStorage(BatchDesc* batch, size_t capacity) : batch(batch), slices(capacity), slice_lists(capacity) {
+BatchStorage::BatchStorage(BatchDesc* batch, size_t capacity, bool is_watched)
+    : batch(batch), is_watched(is_watched), slices(capacity), slice_lists(capacity) {
     for (size_t i = 0; i < capacity; ++i) slice_lists[i].assign(1, &slices[i]);
     if (capacity > kFew) requests.resize(capacity);
 }
+
+Core::Core(te_engine* engine, std::shared_ptr<Topology> topology)
+    : engine_(engine),
+      topology_(std::move(topology)),
+      notifier_(completions_are_notified() ? std::make_unique<CompletionNotifier>(engine) : nullptr) {}
 
 Core::~Core() {
     shut_down();
@@ -33,15 +39,15 @@ BatchDesc* Core::allocate(size_t capacity) {
     std::unique_ptr<BatchDesc> batch;
     try {
         batch = std::make_unique<BatchDesc>();
-        auto storage = std::make_shared<BatchStorage>(batch.get(), capacity);
+        auto storage = std::make_shared<BatchStorage>(batch.get(), capacity, notifier_ != nullptr);
         batch->task_list.reserve(capacity);
         batch->id = reinterpret_cast<Transport::BatchID>(batch.get());
         batch->batch_size = capacity;
         batch->context = reinterpret_cast<void*>(batch_number);
         batch->storage = storage;
+        if (notifier_ && !notifier_->watch(*batch)) throw std::bad_alloc();
         std::lock_guard guard(lock_);
-        if (shut_down_) return nullptr;
-        storage->insert_before(&batches_);
+        if (!shut_down_) storage->insert_before(&batches_);
     } catch (const std::exception&) {  // bad_alloc, or length_error for a capacity beyond all bounds
         te_batch_free(engine_, batch_number);
         return nullptr;
@@ -51,10 +57,13 @@ BatchDesc* Core::allocate(size_t capacity) {
 
 Status Core::free(BatchDesc* batch) {
     te_status freed = te_batch_free(engine_, number(*batch));
-    std::lock_guard guard(lock_);
-    // After the end of the engine all its batches are over, whatever the C interface says of them.
-    if (freed != 0 && !shut_down_) return failure(freed);
-    BatchStorage::of(*batch).remove();
+    {
+        std::lock_guard guard(lock_);
+        // After the end of the engine all its batches are over, whatever the C interface says of them.
+        if (freed != 0 && !shut_down_) return failure(freed);
+        BatchStorage::of(*batch).remove();
+    }
+    if (notifier_) notifier_->forget(*batch);
     delete batch;
     return Status::OK();
 }
@@ -82,6 +91,20 @@ void Core::shut_down() {
             task_status(engine_, *storage.batch, i, status);
         }
     }
+}
+
+static te_status start(te_engine* engine, BatchDesc& batch, const te_transfer_request* requests, size_t count,
+                       const te_transfer_options* options) {
+    // Of a batch that is watched, nobody may see that earlier requests are over once these are under way.
+    std::unique_lock<std::mutex> completion;
+    bool was_finished = false;
+    if (BatchStorage::of(batch).is_watched) {
+        completion = std::unique_lock(batch.completion_mutex);
+        was_finished = batch.is_finished.exchange(false);
+    }
+    te_status started = te_batch_submit(engine, number(batch), requests, sizeof *requests, count, options);
+    if (started != 0 && was_finished) batch.is_finished = true;
+    return started;
 }
 
 Status submit(te_engine* engine, BatchDesc& batch, const std::vector<Transport::TransferRequest>& entries,
@@ -116,7 +139,7 @@ Status submit(te_engine* engine, BatchDesc& batch, const std::vector<Transport::
         task.batch_id = batch.id;
         task.slice_list = std::move(storage.slice_lists[first + i]);
     }
-    te_status started = te_batch_submit(engine, number(batch), requests, sizeof *requests, count, options);
+    te_status started = start(engine, batch, requests, count, options);
     if (started == 0) return Status::OK();
     Status status = failure(started);
     for (size_t i = count; i-- > 0;) {
@@ -166,6 +189,7 @@ Status batch_status(te_engine* engine, BatchDesc& batch, TransferStatus& status)
     }
     status.s = result.failed == 0 ? Transport::COMPLETED : Transport::FAILED;
     batch.finished_transfer_bytes.store(result.bytes, std::memory_order_relaxed);
+    batch.finished_task_count.store(result.finished, std::memory_order_relaxed);
     batch.has_failure.store(result.failed != 0, std::memory_order_relaxed);
     batch.is_finished.store(true, std::memory_order_release);
     return Status::OK();

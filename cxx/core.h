@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 
+#include "completion.h"
 #include "topology.h"
 #include "transport/transport.h"
 
@@ -41,7 +42,7 @@ struct Link {
 class Core {
    public:
     // Takes the engine, which chooses NICs by that topology.
-    Core(te_engine* engine, std::shared_ptr<Topology> topology) : engine_(engine), topology_(std::move(topology)) {}
+    Core(te_engine* engine, std::shared_ptr<Topology> topology);
     Core(const Core&) = delete;
     Core& operator=(const Core&) = delete;
     ~Core();
@@ -69,18 +70,22 @@ class Core {
 
     std::mutex lock_;
     bool shut_down_ = false;
+    const std::unique_ptr<CompletionNotifier> notifier_;  // null if no program asks for it
+
     // The place between the last batch that is alive and the first.
     Link batches_;
 };
 
 // What a batch is made with, so that nothing is allocated when requests are submitted. BatchDesc::storage.
 struct BatchStorage : Link {
-    BatchStorage(Transport::BatchDesc* batch, size_t capacity);
+    BatchStorage(Transport::BatchDesc* batch, size_t capacity, bool is_watched);
 
     // How many requests are translated on the stack.
     static constexpr size_t kFew = 32;
 
     Transport::BatchDesc* const batch;
+    // By a CompletionNotifier.
+    const bool is_watched;
     std::vector<Transport::Slice> slices;
     // Of the requests that are not submitted yet.
     std::vector<std::vector<Transport::Slice*>> slice_lists;

@@ -63,7 +63,9 @@ class EngineMetadata final : public TransferMetadata::Source {
 
     int sync(const std::string& name) override {
         if (name.empty()) return ::syncSegmentCache(engine_);
-        return ::openSegmentNoCache(engine_, name.c_str()) < 0 ? ERR_METADATA : 0;
+        // As for all of them, failing to ask is no failure: the former state is kept.
+        ::openSegmentNoCache(engine_, name.c_str());
+        return 0;
     }
 
     int forget(const std::string& name) override { return te_forget_segment(engine_, name.c_str()); }

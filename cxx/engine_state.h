@@ -20,7 +20,7 @@ class InstalledTransport final : public Transport {};
 
 // `engine` and `core` are null before init; the C interface refuses null in each call. They change no more after that, so that any
 // thread may read them.
-class TransferEngine::State {
+class __attribute__((visibility("hidden"))) TransferEngine::State {
    public:
     State() = default;
     State(const State&) = delete;

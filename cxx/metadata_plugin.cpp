@@ -1,3 +1,4 @@
+// Metadata servers and ports without an engine.
 #include "transfer_metadata_plugin.h"
 
 #include <ifaddrs.h>

@@ -6,7 +6,7 @@
 namespace mooncake {
 
 // The functions of TransferMetadata. Those that put a descriptor together are for a source that keeps one of its own.
-class TransferMetadata::Source {
+class __attribute__((visibility("hidden"))) TransferMetadata::Source {
    public:
     virtual ~Source() = default;
 

@@ -14,7 +14,7 @@ namespace mooncake {
 
 using namespace transfer_engine_cxx;
 
-class TransferEngine::ScatterTransferOperation::State {
+class __attribute__((visibility("hidden"))) TransferEngine::ScatterTransferOperation::State {
    public:
     State(std::shared_ptr<Core> core, const std::vector<ScatterTransferRange>& ranges) : core_(std::move(core)) {
         if (core_) core_->operation_begins();

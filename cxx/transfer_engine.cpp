@@ -1,3 +1,6 @@
+// The members of the class: each is a call or two of te.h, or of transfer_engine_c.h where that tells errors and states as upstream does.
+// They are exported, not inline, and none calls submitTransfer() or getTransferStatus() of the class: programs replace these.
+// What an engine is kept in is engine_state.h and core.h.
 #include "transfer_engine.h"
 
 #include <transfer_engine_c.h>

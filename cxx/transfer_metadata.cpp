@@ -1,3 +1,4 @@
+// The class hands each call on to its source: engine_metadata.cpp or client_metadata.cpp.
 #include "transfer_metadata.h"
 
 #include <iostream>

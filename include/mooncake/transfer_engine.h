@@ -57,8 +57,8 @@ struct AutoDiscoverConfig {
 
 // An engine.
 //
-// It has two steps: made, it has a topology and settings; init starts it. Its address, cast, serves as a handle of
-// the C interfaces.
+// It has two steps: made, it has a topology and settings; init starts it. Its address, cast, serves as a handle of the C interfaces. One
+// that was moved from may be destroyed or assigned to, no more.
 class TRANSFER_ENGINE_CXX_API TransferEngine {
    public:
     // Fragments between one local buffer and one range of a segment.

@@ -112,7 +112,8 @@ class TRANSFER_ENGINE_CXX_API Transport {
         std::atomic<bool> has_failure = false;
         std::atomic<bool> is_finished = false;
         std::atomic<uint64_t> finished_transfer_bytes = 0;
-        // The same in programs with and without USE_EVENT_DRIVEN_COMPLETION, so that both have one layout.
+        // Notified when all requests are over, in programs that are compiled with USE_EVENT_DRIVEN_COMPLETION; `is_finished` is set under
+        // the mutex then. They are here in others, too, so that both have one layout.
         std::atomic<uint64_t> finished_task_count = 0;
         std::mutex completion_mutex;
         std::condition_variable completion_cv;
@@ -129,5 +130,13 @@ class TRANSFER_ENGINE_CXX_API Transport {
    protected:
     Transport() = default;
 };
+
+#ifdef USE_EVENT_DRIVEN_COMPLETION
+namespace transfer_engine_cxx {
+// Has engines that are initialised from now on notify of batches that are over.
+TRANSFER_ENGINE_CXX_API bool notify_completions();
+static const bool completions_are_notified_here = notify_completions();
+}  // namespace transfer_engine_cxx
+#endif
 
 }  // namespace mooncake
