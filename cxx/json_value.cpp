@@ -49,10 +49,12 @@ class Reader {
         if (take("}")) return true;
         do {
             space();
-            auto& [name, value] = members.emplace_back(std::string(), JsonValue());
+            std::string name;
+            JsonValue value;
             if (!string(name)) return false;
             space();
             if (!take(":") || !read(value, depth + 1)) return false;
+            members.emplace_back(std::move(name), std::move(value));
             space();
         } while (take(","));
         return take("}");
