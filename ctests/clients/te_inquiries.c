@@ -207,19 +207,20 @@ static void requests_take_hints_and_those_of_older_programs_have_none(void) {
     OK(te_engine_destroy(engine));
 }
 
-static te_engine *waiting_engine;
-static void *wait_for_silence(void *unused) {
+static struct {
+    te_engine *engine;
+    te_segment segment;
+    int rounds;
+} reader;
+
+static void *read_until_it_is_over(void *unused) {
     (void)unused;
     static char memory[64];
-    te_segment segment;
-    OK(te_open_segment(waiting_engine, peer.address, &segment));
-    for (;;) {
-        te_status status = transfer(waiting_engine, TE_READ, memory, segment, peer.base, sizeof memory);
-        if (status != 0) {
-            EXPECT(TE_ERR_CANCELED, status);
-            return NULL;
-        }
-    }
+    te_status status;
+    while ((status = transfer(reader.engine, TE_READ, memory, reader.segment, peer.base, sizeof memory)) == 0)
+        __atomic_add_fetch(&reader.rounds, 1, __ATOMIC_RELAXED);
+    EXPECT(TE_ERR_CANCELED, status);
+    return NULL;
 }
 
 static void an_engine_that_is_shut_down_keeps_its_handle(void) {
@@ -228,12 +229,15 @@ static void an_engine_that_is_shut_down_keeps_its_handle(void) {
     char text[64];
     int installed = 7;
     te_batch batch;
-    te_engine *engine = waiting_engine = create_engine();
+    te_engine *engine = reader.engine = create_engine();
     te_topology *topology = NULL;
     OK(te_register_local_memory(engine, memory, sizeof memory, NULL));
     OK(te_engine_topology(engine, &topology));
     OK(te_batch_create(engine, 1, &batch));
-    OK(pthread_create(&thread, NULL, wait_for_silence, NULL));
+    OK(te_open_segment(engine, peer.address, &reader.segment));
+    OK(pthread_create(&thread, NULL, read_until_it_is_over, NULL));
+    while (__atomic_load_n(&reader.rounds, __ATOMIC_RELAXED) == 0)
+        usleep(1000);
     OK(te_shut_down(engine));
     OK(pthread_join(thread, NULL));
     OK(te_shut_down(engine));
