@@ -1687,3 +1687,93 @@ fn a_port_that_goes_down_and_comes_back_is_published() {
     fake.event(0, PORT_ACTIVE.0);
     wait_until("peers are told of its keys", || published() == 2 && store.descriptor("node").buffers[0].rkey[0] != 0);
 }
+
+#[test]
+fn each_raise_of_the_number_of_tries_takes_another_nic() {
+    let fake = Fake::new(5);
+    let near = engine(&fake, &["fake0", "fake1", "fake2"]);
+    let bench = Bench::new(near, engine(&fake, &["fake3", "fake4"]), 1 << 16);
+    let nic_of = |retry: u32| {
+        let before: Vec<i64> = (0..3).map(|nic| fake.get(nic, "posted")).collect();
+        let hints = Hints { retry, group: 0 };
+        completed(&bench.transfer(&[Request { hints, ..bench.request(Opcode::Write, 0, 4096) }])[0]);
+        let posted: Vec<usize> = (0..3).filter(|nic| fake.get(*nic as i32, "posted") > before[*nic]).collect();
+        assert_eq!(posted.len(), 1, "{posted:?}");
+        posted[0]
+    };
+    let walk: Vec<usize> = (1..=7).map(nic_of).collect();
+    assert_eq!(walk, [0, 1, 2, 0, 1, 2, 0]);
+    assert_eq!(nic_of(2), 1, "the number alone decides");
+    // A number of tries leaves the tries of the engine alone: one that fails is tried on the next.
+    fake.set(1, "status_at", 1);
+    let (failed, next) = (fake.get(1, "posted"), fake.get(2, "posted"));
+    let hints = Hints { retry: 2, group: 0 };
+    completed(&bench.transfer(&[Request { hints, ..bench.request(Opcode::Write, 0, 4096) }])[0]);
+    assert_eq!((fake.get(1, "posted") - failed, fake.get(2, "posted") - next), (1, 1));
+}
+
+#[test]
+fn requests_of_a_group_go_by_one_queue_pair_of_one_nic_in_their_order() {
+    let fake = Fake::new(4);
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 1 << 20);
+    let posted = || [fake.get(0, "posted"), fake.get(1, "posted")];
+    // All to the same bytes.
+    let grouped = |at: u64| Request {
+        hints: Hints { retry: 0, group: 5 },
+        ..request(Opcode::Write, bench.ours.range(at * 1024, 1024), bench.segment, bench.theirs.range(0, 1024))
+    };
+    bench.ours.write(&pattern(1 << 20, 3));
+    // Long enough for both NICs, which are connected from now on.
+    completed(&bench.write());
+    let batch = bench.near.allocate_batch(2000).unwrap();
+    let submit = |requests: &[Request]| bench.near.submit(&batch, requests, None, SubmitOptions::default()).unwrap();
+    let before = posted();
+    submit(&[grouped(0)]);
+    assert!(batch.wait(Some(Duration::from_secs(30))));
+    let nic = (0..2).find(|nic| posted()[*nic] == before[*nic] + 1).unwrap();
+    let before = posted();
+    fake.set(-1, "hold", 1);
+    submit(&(0..600).map(grouped).collect::<Vec<_>>());
+    // No more than one queue pair takes, where two could take 512.
+    assert_eq!(posted()[nic] - before[nic], 256);
+    assert_eq!(posted()[1 - nic], before[1 - nic]);
+    // Others pass those that wait.
+    let others: Vec<_> = (0..4).map(|at| bench.request(Opcode::Write, (700 + at) * 1024, 1024)).collect();
+    submit(&others);
+    assert_eq!(posted().iter().sum::<i64>() - before.iter().sum::<i64>(), 256 + 4);
+    fake.set(-1, "hold", 0);
+    assert!(batch.wait(Some(Duration::from_secs(30))));
+    assert_eq!(batch.status().state, State::Completed);
+    assert!(bench.theirs.read()[..1024] == pattern(1 << 20, 3)[599 * 1024..600 * 1024], "the last one submitted is there");
+    // A long one is not striped.
+    let before = posted();
+    completed(&bench.transfer(&[Request { hints: Hints { retry: 0, group: 1 }, ..bench.request(Opcode::Write, 0, 1 << 20) }])[0]);
+    assert!(posted() != before && (0..2).any(|nic| posted()[nic] == before[nic]), "{before:?}, {:?}", posted());
+    completed(&bench.write());
+}
+
+#[test]
+fn rdma_goes_by_the_live_topology_and_is_the_best_transport_where_it_names_a_nic() {
+    let fake = Fake::new(3);
+    let topology = Arc::new(LiveTopology::new(false));
+    let options = EngineOptions {
+        metadata: PEER_TO_PEER.into(),
+        server_name: "127.0.0.1".into(),
+        topology: Some(topology.clone()),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::create(&options, config(&fake)).unwrap();
+    topology.replace(Topology::parse(&matrix(&["fake0", "fake1", "fake2"])).unwrap());
+    topology.disable("fake1").unwrap();
+    engine.install_transport("rdma", None).unwrap();
+    let names = |engine: &Engine| engine.nic_loads().into_iter().map(|load| load.device).collect::<Vec<_>>();
+    assert_eq!(names(&engine), ["fake0", "fake2"]);
+    let json: serde_json::Value = serde_json::from_str(&engine.segment_json(LOCAL_SEGMENT).unwrap()).unwrap();
+    assert_eq!(json["devices"][1]["name"], "fake2");
+    assert_eq!(json["priority_matrix"], serde_json::json!({"cpu:0": [["fake0", "fake2"], []]}));
+
+    let best = Engine::create(&EngineOptions { topology: None, ..options }, config(&fake)).unwrap();
+    best.install_transport(AUTO, Some(&matrix(&["fake1"]))).unwrap();
+    assert!(best.has_transport("rdma") && !best.has_transport("tcp"));
+    assert_eq!((names(&best), best.topology().nics()), (vec!["fake1".to_string()], vec!["fake1".to_string()]));
+}

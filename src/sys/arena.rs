@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::policy::Nodes;
 use super::{MemoryRange, pages};
 
 /// A private mapping, all zeros, which ends with the value. Nothing of it takes memory before it is touched, except where large pages were
@@ -52,12 +53,9 @@ impl Arena {
     }
 
     fn prefer(&self, node: Option<u32>) -> io::Result<()> {
-        const NODES: usize = 1024;
         let Some(node) = node else { return Ok(()) };
-        let mut nodes = [0_u64; NODES / 64];
-        let word = nodes.get_mut(node as usize / 64).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        *word = 1 << (node % 64);
-        // SAFETY: the kernel reads as many bits as it is told, one less in fact; the mapping is ours, and no byte changes.
+        let nodes = Nodes::only(node).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        // SAFETY: the kernel reads as many bits as it is told, less one; the mapping is ours, and no byte changes.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -65,7 +63,7 @@ impl Arena {
                 self.length(),
                 libc::MPOL_PREFERRED as libc::c_ulong,
                 nodes.as_ptr(),
-                (NODES + 1) as libc::c_ulong,
+                Nodes::BITS_TO_READ,
                 0 as libc::c_ulong,
             )
         };

@@ -248,15 +248,11 @@ mod tests {
     use std::net::TcpStream;
     use std::time::Duration;
 
-    use super::super::stub::{Request, Stub, http_stub, misbehave, reset, unreachable};
+    use super::super::stub::{Request, Stub, http_stub, misbehave, pieces, reset, unreachable};
     use super::*;
 
     fn store(stub: &Stub) -> EtcdStore {
         EtcdStore::new(&stub.address.to_string()).unwrap()
-    }
-
-    fn pieces(text: &[&str]) -> Vec<Arc<str>> {
-        text.iter().map(|piece| Arc::from(*piece)).collect()
     }
 
     /// A gateway with texts by key.

@@ -427,16 +427,12 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::super::stub::{
-        Request, Stub, answer, assert_that_calls_end_whatever_the_server_does, http_stub, read_request, reset,
+        Request, Stub, answer, assert_that_calls_end_whatever_the_server_does, http_stub, pieces, read_request, reset,
     };
     use super::*;
 
     fn store(stub: &Stub) -> HttpStore {
         HttpStore::new(&format!("http://{}/metadata", stub.address)).unwrap()
-    }
-
-    fn pieces(text: &[&str]) -> Vec<Arc<str>> {
-        text.iter().map(|piece| Arc::from(*piece)).collect()
     }
 
     /// Keeps texts as Mooncake's servers do; `refuses` says whether it keeps locations from being replaced.

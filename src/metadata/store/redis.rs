@@ -243,15 +243,11 @@ mod tests {
 
     use crate::telemetry::tests::hear;
 
-    use super::super::stub::{Stub, assert_that_calls_end_whatever_the_server_does, reset};
+    use super::super::stub::{Stub, assert_that_calls_end_whatever_the_server_does, pieces, reset};
     use super::*;
 
     fn store(stub: &Stub) -> RedisStore {
         RedisStore::new(&stub.address.to_string(), &RedisConfig::default()).unwrap()
-    }
-
-    fn pieces(text: &[&str]) -> Vec<Arc<str>> {
-        text.iter().map(|piece| Arc::from(*piece)).collect()
     }
 
     /// The next command, or `None` if there is none any more.

@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 use super::Store;
 use crate::error::Code;
 
+/// A text in the pieces in which a publisher hands it over.
+pub(super) fn pieces(text: &[&str]) -> Vec<Arc<str>> {
+    text.iter().map(|piece| Arc::from(*piece)).collect()
+}
+
 /// Listens until it is dropped. Each connection has a thread.
 pub(super) struct Stub {
     pub(super) address: SocketAddr,
