@@ -131,12 +131,14 @@ class TRANSFER_ENGINE_CXX_API Transport {
     Transport() = default;
 };
 
-#ifdef USE_EVENT_DRIVEN_COMPLETION
 namespace transfer_engine_cxx {
+
 // Has engines that are initialised from now on notify of batches that are over.
 TRANSFER_ENGINE_CXX_API bool notify_completions();
+#ifdef USE_EVENT_DRIVEN_COMPLETION
 static const bool completions_are_notified_here = notify_completions();
-}  // namespace transfer_engine_cxx
 #endif
+
+}  // namespace transfer_engine_cxx
 
 }  // namespace mooncake
