@@ -104,7 +104,11 @@ HandshakeServer::~HandshakeServer() {
 void HandshakeServer::serve() {
     while (!stopping_) {
         Socket connection(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-        if (connection.fd() >= 0) serve(connection.fd());
+        if (connection.fd() >= 0) {
+            serve(connection.fd());
+        } else {
+            poll(nullptr, 0, 10);  // the process has no descriptor left, perhaps for a while
+        }
     }
 }
 
