@@ -86,7 +86,8 @@ void Core::shut_down() {
     while (batches_.next != &batches_) {
         BatchStorage& storage = *static_cast<BatchStorage*>(batches_.next);
         storage.remove();
-        for (size_t i = 0; i < storage.batch->task_list.size(); ++i) {
+        const size_t started = storage.started.load(std::memory_order_acquire);
+        for (size_t i = 0; i < started; ++i) {
             TransferStatus status;
             task_status(engine_, *storage.batch, i, status);
         }
@@ -140,7 +141,10 @@ Status submit(te_engine* engine, BatchDesc& batch, const std::vector<Transport::
         task.slice_list = std::move(storage.slice_lists[first + i]);
     }
     te_status started = start(engine, batch, requests, count, options);
-    if (started == 0) return Status::OK();
+    if (started == 0) {
+        storage.started.store(first + count, std::memory_order_release);
+        return Status::OK();
+    }
     Status status = failure(started);
     for (size_t i = count; i-- > 0;) {
         storage.slice_lists[first + i] = std::move(batch.task_list.back().slice_list);

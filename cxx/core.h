@@ -86,6 +86,8 @@ struct BatchStorage : Link {
     Transport::BatchDesc* const batch;
     // By a CompletionNotifier.
     const bool is_watched;
+    // How many requests have been started, for who is not the thread that submits.
+    std::atomic<size_t> started{0};
     std::vector<Transport::Slice> slices;
     // Of the requests that are not submitted yet.
     std::vector<std::vector<Transport::Slice*>> slice_lists;
