@@ -243,7 +243,7 @@ pub(super) unsafe fn read_requests(
         };
         // SAFETY: as for this function.
         let local = unsafe { memory::local_range(request.local, request.length, index) }?;
-        let hints = Hints { retry: request.retry_hint, group: request.group };
+        let hints = Hints::new(request.retry_hint, request.group);
         requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr, hints });
     }
     Ok(requests)
