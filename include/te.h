@@ -42,9 +42,10 @@
 // the first version or above 4096 are refused. Fields named `reserved` must be zero. A NULL pointer to an
 // options struct stands for all defaults.
 //
-// Handles. Engines, pools, topologies and stores are keys, not addresses; segments, batches and leases are numbers. One that was destroyed,
-// freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used again for something else. The
-// handle of an engine serves the functions of transfer_engine_c.h as well, and the other way round.
+// Handles. Engines, pools, topologies and stores are keys, not addresses; segments, batches and leases are
+// numbers. One that was destroyed, freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used
+// again for something else. The handle of an engine serves the functions of transfer_engine_c.h as well, and
+// the other way round.
 //
 // Threads. Any thread may call any function at any time, also on the same engine, batch or segment, unless a
 // function says otherwise. te_engine_destroy wakes up the threads that wait in other calls on the engine.
@@ -185,8 +186,8 @@ const char *te_last_error(void);
 /// The name of a status, such as "TE_ERR_TIMEOUT"; "unknown" for other numbers. The text is static.
 const char *te_status_name(te_status status);
 
-/// Frees a text that a function of this interface gave by a `char **`. NULL is fine. The text is from malloc(), so
-/// free() does as well.
+/// Frees a text that a function of this interface gave by a `char **`. NULL is fine. The text is from
+/// malloc(), so free() does as well.
 void te_free_text(char *text);
 
 /// Sends the log of all engines of this process to `callback` instead of to standard error.
@@ -200,10 +201,11 @@ te_status te_set_log_callback(te_log_callback callback, void *user_data, int32_t
 // ----------------------------------------------------------------------------------------------------
 // Topologies
 //
-// A topology says which NICs serve which memory: for each location, such as "cpu:0" or "cuda:1", the NICs to prefer and those that may be
-// used as well. It is looked up in the hardware, or given as a NIC priority matrix: {"cpu:0": [["mlx5_0"], ["mlx5_1"]], ...} in JSON. An
-// engine has one of its own; a program that wants to see or change it before a transport is installed makes one, and gives it to the
-// engine in te_engine_options. A change of a topology holds for transports that are installed later.
+// A topology says which NICs serve which memory: for each location, such as "cpu:0" or "cuda:1", the NICs to
+// prefer and those that may be used as well. It is looked up in the hardware, or given as a NIC priority
+// matrix: {"cpu:0": [["mlx5_0"], ["mlx5_1"]], ...} in JSON. An engine has one of its own; a program that
+// wants to see or change it before a transport is installed makes one, and gives it to the engine in
+// te_engine_options. A change of a topology holds for transports that are installed later.
 
 /// A topology.
 typedef struct te_topology te_topology;
@@ -214,14 +216,13 @@ te_status te_topology_create(te_topology **topology);
 /// Destroys the handle of a topology. Engines that have it keep it. NULL is fine and does nothing.
 te_status te_topology_destroy(te_topology *topology);
 
-/// Looks at the NICs of this machine and puts them in, in place of what was there: a location for each NUMA node, whose own NICs are
-/// preferred, while all others may be used. A machine without NICs is no error.
+/// Looks at the NICs of this machine and puts them in, in place of what was there: a location for each NUMA
+/// node, whose own NICs are preferred, while all others may be used. A machine without NICs is no error.
 ///
-/// Only NICs that the process may open and of which a port is up. `nics` is an array of `count` names of those to take; any if there are
-/// none. The environment variable MC_TE_FILTERS, read at each call, holds as well.
-te_status te_topology_discover(te_topology *topology,
-                               const char *const *nics,
-                               size_t count);
+/// Only NICs that the process may open and of which a port is up. `nics` is an array of `count` names of
+/// those to take; any if there are none. The environment variable MC_TE_FILTERS, read at each call, holds as
+/// well.
+te_status te_topology_discover(te_topology *topology, const char *const *nics, size_t count);
 
 /// Puts a NIC priority matrix in, in place of what was there. It may name NICs that this machine does not have.
 ///
@@ -229,49 +230,46 @@ te_status te_topology_discover(te_topology *topology,
 te_status te_topology_parse(te_topology *topology,
                             const char *json);
 
-/// Gives the NIC priority matrix, without NICs that are disabled; "{}" if there is nothing in it. `json` receives a text that the caller
-/// frees with te_free_text.
-te_status te_topology_json(te_topology *topology,
-                           char **json);
+/// Gives the NIC priority matrix, without NICs that are disabled; "{}" if there is nothing in it. `json`
+/// receives a text that the caller frees with te_free_text.
+te_status te_topology_json(te_topology *topology, char **json);
 
-/// Gives the name of NIC number `index`. NICs are numbered from 0, in the order in which the matrix names them for the first time,
-/// locations being in the order of their texts and preferred NICs before others. One that is disabled keeps its number.
+/// Gives the name of NIC number `index`. NICs are numbered from 0, in the order in which the matrix names
+/// them for the first time, locations being in the order of their texts and preferred NICs before others. One
+/// that is disabled keeps its number.
 ///
-/// `name` receives a text that the caller frees with te_free_text. Errors: TE_ERR_DEVICE_NOT_FOUND for a number beyond the last.
-te_status te_topology_nic_name(te_topology *topology,
-                               size_t index,
-                               char **name);
+/// `name` receives a text that the caller frees with te_free_text. Errors: TE_ERR_DEVICE_NOT_FOUND for a
+/// number beyond the last.
+te_status te_topology_nic_name(te_topology *topology, size_t index, char **name);
 
-/// Describes the NICs, as the system knows them, and which one serves which memory: in JSON if `as_json` is not 0, an object with
-/// "local_nics" and "topology", else for people.
+/// Describes the NICs, as the system knows them, and which one serves which memory: in JSON if `as_json` is
+/// not 0, an object with "local_nics" and "topology", else for people.
 ///
 /// `text` receives a text that the caller frees with te_free_text.
-te_status te_topology_links(te_topology *topology,
-                            int as_json,
-                            char **text);
+te_status te_topology_links(te_topology *topology, int as_json, char **text);
 
 /// Chooses a NIC for memory at `location`, as transports do. "*" is a location that all NICs serve.
 ///
-/// `retry` 0 takes one of the preferred NICs, at random, or in turn if the environment variable MC_PATH_ROUNDROBIN said so when the
-/// topology was made; that of the name `hint`, which may be NULL, if it is one of them. 1 and more walk through the preferred NICs and then
-/// the others. `index` receives the number of the NIC. Errors: TE_ERR_DEVICE_NOT_FOUND if there is no such location, or no NIC for it.
+/// `retry` 0 takes one of the preferred NICs, at random, or in turn if the environment variable
+/// MC_PATH_ROUNDROBIN said so when the topology was made; that of the name `hint`, which may be NULL, if it
+/// is one of them. 1 and more walk through the preferred NICs and then the others. `index` receives the
+/// number of the NIC. Errors: TE_ERR_DEVICE_NOT_FOUND if there is no such location, or no NIC for it.
 te_status te_topology_select(te_topology *topology,
                              const char *location,
                              const char *hint,
                              uint32_t retry,
                              size_t *index);
 
-/// Takes a NIC out of all lists, until something is put in anew. Errors: TE_ERR_DEVICE_NOT_FOUND if there is none of that name.
-te_status te_topology_disable(te_topology *topology,
-                              const char *nic);
+/// Takes a NIC out of all lists, until something is put in anew. Errors: TE_ERR_DEVICE_NOT_FOUND if there is
+/// none of that name.
+te_status te_topology_disable(te_topology *topology, const char *nic);
 
-/// Has an address of this program stand for a topology, for a class that has one before it has an engine: showLinks and
-/// discoverTopology of transfer_engine_c.h work on a cast of the address, too.
+/// Has an address of this program stand for a topology, for a class that has one before it has an engine:
+/// showLinks and discoverTopology of transfer_engine_c.h work on a cast of the address, too.
 ///
-/// As te_engine_set_alias, which may give the address to an engine later. Errors: those of it, and TE_ERR_INVALID_ARGUMENT
-/// for the address of an engine.
-te_status te_topology_set_alias(te_topology *topology,
-                                const void *address);
+/// As te_engine_set_alias, which may give the address to an engine later. Errors: those of it, and
+/// TE_ERR_INVALID_ARGUMENT for the address of an engine.
+te_status te_topology_set_alias(te_topology *topology, const void *address);
 
 // ----------------------------------------------------------------------------------------------------
 // Engine
@@ -299,20 +297,20 @@ typedef struct te_engine_options {
     /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
     /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     const char *server_name;
-    /// The transport to install: "tcp" (also if NULL), "rdma", "auto" for RDMA where a NIC is found that can be used and TCP elsewhere, or
-    /// "" for none yet.
+    /// The transport to install: "tcp" (also if NULL), "rdma", "auto" for RDMA where a NIC is found that can
+    /// be used and TCP elsewhere, or "" for none yet.
     const char *transport;
     /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
     /// for it.
     const char *topology;
-    /// Names of the NICs that may be found when the engine looks at the hardware: an array of `nic_count`. NULL: any. MC_TE_FILTERS
-    /// holds as well.
+    /// Names of the NICs that may be found when the engine looks at the hardware: an array of `nic_count`.
+    /// NULL: any. MC_TE_FILTERS holds as well.
     const char *const *nics;
     /// Number of the names.
     size_t nic_count;
-    /// A topology that the engine has in place of one of its own, and goes on having when this handle is destroyed: what the
-    /// engine finds or is given goes there, and a transport that is installed without a matrix of its own goes by what is there then.
-    /// NULL: its own, which te_engine_topology gives.
+    /// A topology that the engine has in place of one of its own, and goes on having when this handle is
+    /// destroyed: what the engine finds or is given goes there, and a transport that is installed without a
+    /// matrix of its own goes by what is there then. NULL: its own, which te_engine_topology gives.
     te_topology *topology_handle;
 } te_engine_options;
 
@@ -344,57 +342,55 @@ te_status te_engine_address(te_engine *engine,
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
 ///
-/// `protocol` is "tcp", "rdma" or "auto", which looks at the hardware and installs the better one. `topology` is a NIC priority matrix
-/// in JSON, which takes the place of what is in the engine's topology, or NULL. On failure the engine is as it was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
-/// protocols that this build lacks.
-te_status te_install_transport(te_engine *engine,
-                               const char *protocol,
-                               const char *topology);
+/// `protocol` is "tcp", "rdma" or "auto", which looks at the hardware and installs the better one. `topology`
+/// is a NIC priority matrix in JSON, which takes the place of what is in the engine's topology, or NULL. On
+/// failure the engine is as it was before. Calls that register or unregister memory wait meanwhile. Errors:
+/// TE_ERR_NOT_IMPLEMENTED for protocols that this build lacks.
+te_status te_install_transport(te_engine *engine, const char *protocol, const char *topology);
 
-/// Tells whether a transport is installed: `installed` receives 1, or 0. `protocol` is "tcp", "rdma", or any other text, which is
-/// the name of none.
-te_status te_has_transport(te_engine *engine,
-                           const char *protocol,
-                           int *installed);
+/// Tells whether a transport is installed: `installed` receives 1, or 0. `protocol` is "tcp", "rdma", or any
+/// other text, which is the name of none.
+te_status te_has_transport(te_engine *engine, const char *protocol, int *installed);
 
-/// Gives a handle of the topology of an engine: the very one that was given when it was created, or the engine's own. Free it with
-/// te_topology_destroy; it may outlive the engine.
-te_status te_engine_topology(te_engine *engine,
-                             te_topology **topology);
+/// Gives a handle of the topology of an engine: the very one that was given when it was created, or the
+/// engine's own. Free it with te_topology_destroy; it may outlive the engine.
+te_status te_engine_topology(te_engine *engine, te_topology **topology);
 
-/// Describes the NICs of an engine and which one serves which memory: in JSON if `as_json` is not 0, else for people. As
-/// te_topology_links, but of NICs that a transport uses it tells the port and the address that are in use.
+/// Describes the NICs of an engine and which one serves which memory: in JSON if `as_json` is not 0, else for
+/// people. As te_topology_links, but of NICs that a transport uses it tells the port and the address that are
+/// in use.
 ///
 /// `text` receives a text that the caller frees with te_free_text.
-te_status te_engine_links(te_engine *engine,
-                          int as_json,
-                          char **text);
+te_status te_engine_links(te_engine *engine, int as_json, char **text);
 
-/// Has an address of this program stand for an engine, in this interface and in that of transfer_engine_c.h: a class that wraps an
-/// engine gives its object's, and a cast of the object's address to te_engine * or transfer_engine_t does as well as the handle.
+/// Has an address of this program stand for an engine, in this interface and in that of transfer_engine_c.h:
+/// a class that wraps an engine gives its object's, and a cast of the object's address to te_engine * or
+/// transfer_engine_t does as well as the handle.
 ///
-/// It does so until the engine is destroyed, or another address is given, or NULL, which gives none. What else stood for the address, an
-/// engine or a topology, is not found by it any more. The memory there is never looked at. A call by an address takes some ten
-/// nanoseconds more. Errors: TE_ERR_INVALID_ARGUMENT for an address that looks like a handle; TE_ERR_LIMIT when 1024 addresses
-/// of the process stand for something.
-te_status te_engine_set_alias(te_engine *engine,
-                              const void *address);
+/// It does so until the engine is destroyed, or another address is given, or NULL, which gives none. What
+/// else stood for the address, an engine or a topology, is not found by it any more. The memory there is
+/// never looked at. A call by an address takes some ten nanoseconds more. Errors: TE_ERR_INVALID_ARGUMENT for
+/// an address that looks like a handle; TE_ERR_LIMIT when 1024 addresses of the process stand for something.
+te_status te_engine_set_alias(te_engine *engine, const void *address);
 
-/// Has the metadata server told of all memory that has been registered and unregistered so far, also with TE_PUBLISH_LATER, and
-/// returns when it knows. Without a metadata server there is nothing to do: peers ask the engine itself.
+/// Has the metadata server told of all memory that has been registered and unregistered so far, also with
+/// TE_PUBLISH_LATER, and returns when it knows. Without a metadata server there is nothing to do: peers ask
+/// the engine itself.
 ///
 /// Errors: TE_ERR_METADATA, and it is tried again in the background.
 te_status te_publish(te_engine *engine);
 
-/// Writes to the metadata server where this engine is reached, whatever it has about that. The engine looks after it by itself every
-/// two seconds; this is for a program that cannot wait. Without a metadata server there is nothing to do.
+/// Writes to the metadata server where this engine is reached, whatever it has about that. The engine looks
+/// after it by itself every two seconds; this is for a program that cannot wait. Without a metadata server
+/// there is nothing to do.
 ///
 /// Errors: TE_ERR_METADATA.
 te_status te_publish_address(te_engine *engine);
 
-/// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte moves, peers are no longer
-/// served, and the engine touches no memory of the program any more; calls on it give TE_ERR_CANCELED, but for those that only tell what
-/// is known, such as the status of a batch. Destroy it when its handle is of no use any more. Doing it twice gives 0.
+/// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte
+/// moves, peers are no longer served, and the engine touches no memory of the program any more; calls on it
+/// give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
+/// it when its handle is of no use any more. Doing it twice gives 0.
 te_status te_shut_down(te_engine *engine);
 
 // ----------------------------------------------------------------------------------------------------
@@ -571,23 +567,25 @@ te_status te_unregister_local_memory_batch(te_engine *engine, void *const *addrs
 /// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
 te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_region *region);
 
-/// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also one that is being
-/// registered or unregistered, and describes it in `region`.
+/// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also
+/// one that is being registered or unregistered, and describes it in `region`.
 ///
-/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED if there is none, as for no bytes.
+/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED if there is none, as for
+/// no bytes.
 te_status te_find_overlap(te_engine *engine,
                           const void *addr,
                           size_t length,
                           te_memory_region *region);
 
-/// Finds out where memory of this process is. Pages that the process has not touched have no place yet: they count as "*", and
-/// stay untouched.
+/// Finds out where memory of this process is. Pages that the process has not touched have no place yet: they
+/// count as "*", and stay untouched.
 ///
-/// The `length` bytes at `addr`, which need not be registered, are described in order of address, as parts that touch. With
-/// `first_page_only` other than 0 it is one part, which is where its first page is; else each page is asked for, which
-/// takes one system call for 512 pages. `entries` is an array of `capacity` elements of `entry_size` bytes, sizeof(te_location_entry); it may be
-/// NULL if `capacity` is 0. `count` receives how many parts there are, which may be more than `capacity`; the first
-/// `capacity` are described then. Errors: TE_ERR_INVALID_ARGUMENT for a range that is NULL or runs past the end of the address space.
+/// The `length` bytes at `addr`, which need not be registered, are described in order of address, as parts
+/// that touch. With `first_page_only` other than 0 it is one part, which is where its first page is; else
+/// each page is asked for, which takes one system call for 512 pages. `entries` is an array of `capacity`
+/// elements of `entry_size` bytes, sizeof(te_location_entry); it may be NULL if `capacity` is 0. `count`
+/// receives how many parts there are, which may be more than `capacity`; the first `capacity` are described
+/// then. Errors: TE_ERR_INVALID_ARGUMENT for a range that is NULL or runs past the end of the address space.
 te_status te_memory_location(const void *addr,
                              size_t length,
                              int first_page_only,
@@ -625,8 +623,9 @@ te_status te_list_local_memory(te_engine *engine,
 // Segments
 //
 // A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
-// engine that opened it, for as long as that engine lives (or te_forget_segment is called for it). The engine keeps what it knows of a segment, and
-// looks anew by itself when a transfer fails because the peer has changed or was started again.
+// engine that opened it, for as long as that engine lives (or te_forget_segment is called for it). The
+// engine keeps what it knows of a segment, and looks anew by itself when a transfer fails because the peer
+// has changed or was started again.
 
 /// A segment.
 typedef uint64_t te_segment;
@@ -677,21 +676,19 @@ te_status te_probe_segment(te_engine *engine, te_segment segment);
 te_status te_probe(te_engine *engine,
                    const char *name);
 
-/// Forgets what is known here of the segment of that name. Its number becomes invalid, connections to the peer are closed when they
-/// are idle, and opening it again asks the peer and gives another number. A name that is not open is no error.
-te_status te_forget_segment(te_engine *engine,
-                            const char *name);
+/// Forgets what is known here of the segment of that name. Its number becomes invalid, connections to the
+/// peer are closed when they are idle, and opening it again asks the peer and gives another number. A name
+/// that is not open is no error.
+te_status te_forget_segment(te_engine *engine, const char *name);
 
-/// Gives the descriptor of a segment in JSON: what the peer tells of itself, as it is kept at metadata servers. TE_LOCAL_SEGMENT gives
-/// what peers are told of this engine.
+/// Gives the descriptor of a segment in JSON: what the peer tells of itself, as it is kept at metadata
+/// servers. TE_LOCAL_SEGMENT gives what peers are told of this engine.
 ///
-/// As far as it is known here, or, with `refresh` other than 0, after asking as te_refresh_segment does, with its errors. `json` receives a
-/// text that the caller frees with te_free_text: an object with "name", "protocol", "buffers" in the peer's order of registration, each with
-/// "addr" and "length", and so on. Errors: TE_ERR_METADATA for TE_LOCAL_SEGMENT as long as no transport is installed.
-te_status te_segment_json(te_engine *engine,
-                          te_segment segment,
-                          int refresh,
-                          char **json);
+/// As far as it is known here, or, with `refresh` other than 0, after asking as te_refresh_segment does, with
+/// its errors. `json` receives a text that the caller frees with te_free_text: an object with "name",
+/// "protocol", "buffers" in the peer's order of registration, each with "addr" and "length", and so on.
+/// Errors: TE_ERR_METADATA for TE_LOCAL_SEGMENT as long as no transport is installed.
+te_status te_segment_json(te_engine *engine, te_segment segment, int refresh, char **json);
 
 // ----------------------------------------------------------------------------------------------------
 // Transfers
@@ -743,15 +740,16 @@ typedef struct te_transfer_request {
     uint64_t remote_addr;
     /// Length of both ranges in bytes. 0 completes at once.
     uint64_t length;
-    /// How often the program has tried this transfer before; 0: it has not. Over RDMA each number takes another pair of NICs than the
-    /// one before, as far as there are some, instead of the next preferred one. Tries that the engine makes by itself come on top.
-    /// Other transports have no use for it.
+    /// How often the program has tried this transfer before; 0: it has not. Over RDMA each number takes
+    /// another pair of NICs than the one before, as far as there are some, instead of the next preferred one.
+    /// Tries that the engine makes by itself come on top. Other transports have no use for it.
     uint32_t retry_hint;
     /// Has no effect at present: which transport to prefer.
     uint32_t transport_hint;
-    /// Requests of one batch with the same number other than 0 go the same way one after the other, in the order in which they were submitted:
-    /// over the same connection with TCP, over the same queue pair with RDMA, which moves a long one by one pair of NICs
-    /// then. What fails there and is tried again goes anywhere. 0: any way.
+    /// Requests of one batch with the same number other than 0 go the same way one after the other, in the
+    /// order in which they were submitted: over the same connection with TCP, over the same queue pair with
+    /// RDMA, which moves a long one by one pair of NICs then. What fails there and is tried again goes
+    /// anywhere. 0: any way.
     uint64_t group;
 } te_transfer_request;
 
@@ -1209,8 +1207,9 @@ te_status te_get_statistics(te_engine *engine, te_statistics *statistics);
 
 /// Tells what each NIC of an engine is doing; there are none without RDMA.
 ///
-/// `loads` is an array of `capacity` elements of `load_size` bytes, sizeof(te_nic_load); it may be NULL if `capacity` is 0.
-/// `count` receives how many NICs there are, which may be more than `capacity`; the first `capacity` are described then.
+/// `loads` is an array of `capacity` elements of `load_size` bytes, sizeof(te_nic_load); it may be NULL if
+/// `capacity` is 0. `count` receives how many NICs there are, which may be more than `capacity`; the first
+/// `capacity` are described then.
 te_status te_nic_loads(te_engine *engine,
                        te_nic_load *loads,
                        size_t load_size,
@@ -1220,39 +1219,37 @@ te_status te_nic_loads(te_engine *engine,
 // ----------------------------------------------------------------------------------------------------
 // Metadata servers
 //
-// A metadata server keeps texts under keys; engines look after what they keep there by themselves. These functions are for programs
-// that look for or clean up what is there, with or without an engine. Keys and values are used as they are: engines put
-// "mooncake/" and MC_METADATA_CLUSTER_ID before theirs.
+// A metadata server keeps texts under keys; engines look after what they keep there by themselves. These
+// functions are for programs that look for or clean up what is there, with or without an engine. Keys and
+// values are used as they are: engines put "mooncake/" and MC_METADATA_CLUSTER_ID before theirs.
 //
 // Each call ends within five seconds, whatever the server does.
 
 /// A metadata server that is in use.
 typedef struct te_store te_store;
 
-/// Makes a metadata server ready for use. Free it with te_store_close. Asks nobody: a server that is away shows at the first call.
+/// Makes a metadata server ready for use. Free it with te_store_close. Asks nobody: a server that is away
+/// shows at the first call.
 ///
-/// `uri` is as in te_engine_options. Errors: TE_ERR_NOT_IMPLEMENTED for an unknown kind of server; TE_ERR_INVALID_ARGUMENT for
-/// what names none, such as "P2PHANDSHAKE".
-te_status te_store_open(const char *uri,
-                        te_store **store);
+/// `uri` is as in te_engine_options. Errors: TE_ERR_NOT_IMPLEMENTED for an unknown kind of server;
+/// TE_ERR_INVALID_ARGUMENT for what names none, such as "P2PHANDSHAKE".
+te_status te_store_open(const char *uri, te_store **store);
 
-/// Closes a metadata server: its connections end, and calls on it give TE_ERR_INVALID_HANDLE. Waits for those that are under way. NULL
-/// is fine and does nothing.
+/// Closes a metadata server: its connections end, and calls on it give TE_ERR_INVALID_HANDLE. Waits for those
+/// that are under way. NULL is fine and does nothing.
 te_status te_store_close(te_store *store);
 
-/// Asks for the text under a key. `value` receives a text that the caller frees with te_free_text, or NULL if there is none under the key.
+/// Asks for the text under a key. `value` receives a text that the caller frees with te_free_text, or NULL if
+/// there is none under the key.
 ///
 /// Errors: TE_ERR_METADATA if the server cannot be asked.
-te_status te_store_get(te_store *store,
-                       const char *key,
-                       char **value);
+te_status te_store_get(te_store *store, const char *key, char **value);
 
-/// Puts a text under a key, in place of what was there. Servers of Mooncake expect JSON. Line breaks at the end may be left out.
+/// Puts a text under a key, in place of what was there. Servers of Mooncake expect JSON. Line breaks at the
+/// end may be left out.
 ///
 /// Errors: TE_ERR_METADATA; then it is not known whether it was put there.
-te_status te_store_put(te_store *store,
-                       const char *key,
-                       const char *value);
+te_status te_store_put(te_store *store, const char *key, const char *value);
 
 /// Removes what is under a key. That there is nothing is no error.
 ///
@@ -1262,7 +1259,8 @@ te_status te_store_remove(te_store *store, const char *key);
 // ----------------------------------------------------------------------------------------------------
 // Configuration
 //
-// What the environment variables MC_* and TE_* say. An engine takes it down when it is created; docs/configuration.md has them all.
+// What the environment variables MC_* and TE_* say. An engine takes it down when it is created;
+// docs/configuration.md has them all.
 
 /// The configuration. Each field is as the variable named says, or its default.
 typedef struct te_configuration {
@@ -1356,8 +1354,8 @@ typedef struct te_configuration {
     uint32_t tcp_lanes_per_peer;
 } te_configuration;
 
-/// Reads the environment, anew at each call, and tells what it says. Variables that are out of range have their defaults. Engines that are
-/// there already keep what they have.
+/// Reads the environment, anew at each call, and tells what it says. Variables that are out of range have
+/// their defaults. Engines that are there already keep what they have.
 ///
 /// Set `configuration->struct_size` before the call.
 te_status te_read_configuration(te_configuration *configuration);

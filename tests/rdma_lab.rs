@@ -153,7 +153,7 @@ fn the_machine_is_discovered_without_verbs() {
         assert_eq!(open(name).link().gid, link.gid);
     }
     let one = rxe.keys().next().unwrap();
-    assert_eq!(Topology::discover(&Machine::default(), std::slice::from_ref(one)).nics(), [one]);
+    assert_eq!(Topology::discover(&Machine::default(), &[std::slice::from_ref(one)]).nics(), [one]);
 }
 
 #[test]

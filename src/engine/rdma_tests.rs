@@ -1695,7 +1695,7 @@ fn each_raise_of_the_number_of_tries_takes_another_nic() {
     let bench = Bench::new(near, engine(&fake, &["fake3", "fake4"]), 1 << 16);
     let nic_of = |retry: u32| {
         let before: Vec<i64> = (0..3).map(|nic| fake.get(nic, "posted")).collect();
-        let hints = Hints { retry, group: 0 };
+        let hints = Hints::new(retry, 0);
         completed(&bench.transfer(&[Request { hints, ..bench.request(Opcode::Write, 0, 4096) }])[0]);
         let posted: Vec<usize> = (0..3).filter(|nic| fake.get(*nic as i32, "posted") > before[*nic]).collect();
         assert_eq!(posted.len(), 1, "{posted:?}");
@@ -1707,7 +1707,7 @@ fn each_raise_of_the_number_of_tries_takes_another_nic() {
     // A number of tries leaves the tries of the engine alone: one that fails is tried on the next.
     fake.set(1, "status_at", 1);
     let (failed, next) = (fake.get(1, "posted"), fake.get(2, "posted"));
-    let hints = Hints { retry: 2, group: 0 };
+    let hints = Hints::new(2, 0);
     completed(&bench.transfer(&[Request { hints, ..bench.request(Opcode::Write, 0, 4096) }])[0]);
     assert_eq!((fake.get(1, "posted") - failed, fake.get(2, "posted") - next), (1, 1));
 }
@@ -1719,7 +1719,7 @@ fn requests_of_a_group_go_by_one_queue_pair_of_one_nic_in_their_order() {
     let posted = || [fake.get(0, "posted"), fake.get(1, "posted")];
     // All to the same bytes.
     let grouped = |at: u64| Request {
-        hints: Hints { retry: 0, group: 5 },
+        hints: Hints::new(0, 5),
         ..request(Opcode::Write, bench.ours.range(at * 1024, 1024), bench.segment, bench.theirs.range(0, 1024))
     };
     bench.ours.write(&pattern(1 << 20, 3));
@@ -1747,7 +1747,7 @@ fn requests_of_a_group_go_by_one_queue_pair_of_one_nic_in_their_order() {
     assert!(bench.theirs.read()[..1024] == pattern(1 << 20, 3)[599 * 1024..600 * 1024], "the last one submitted is there");
     // A long one is not striped.
     let before = posted();
-    completed(&bench.transfer(&[Request { hints: Hints { retry: 0, group: 1 }, ..bench.request(Opcode::Write, 0, 1 << 20) }])[0]);
+    completed(&bench.transfer(&[Request { hints: Hints::new(0, 1), ..bench.request(Opcode::Write, 0, 1 << 20) }])[0]);
     assert!(posted() != before && (0..2).any(|nic| posted()[nic] == before[nic]), "{before:?}, {:?}", posted());
     completed(&bench.write());
 }

@@ -585,7 +585,7 @@ fn requests_of_a_group_keep_to_one_connection_and_their_order() {
     target.register(theirs.range(0, size), &options()).unwrap();
     let segment = initiator.open_segment(&target.name()).unwrap();
     let requests = |group: u64| -> Vec<Request> {
-        let hints = Hints { group, retry: 0 };
+        let hints = Hints::new(0, group);
         (0..count).map(|i| Request { hints, ..write(ours.range(i * size, size), segment, theirs.address()) }).collect()
     };
     let batch = initiator.allocate_batch(2 * count).unwrap();

@@ -49,26 +49,37 @@ pub struct Request {
     pub hints: Hints,
 }
 
-/// Which way a request should take, where there are several.
-#[derive(Clone, Copy, Debug, Default)]
+/// Which way a request should take, where there are several. No larger than what it fills in a [`Request`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// How often the caller has tried it before. Each number takes another way than the one before.
-    pub retry: u32,
-    /// Requests of one batch with the same number other than 0 take the same way, in the order of submission. 0: any.
-    pub group: u64,
+    /// Of groups with different numbers few have the same here.
+    group: u16,
+    retry: u8,
 }
 
+const _: () = assert!(size_of::<Request>() == 40);
+
+/// Knuth's multiplier: the upper bits of a product are of all bits of the number.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
 impl Hints {
+    /// `retry`: how often the caller has tried it before; each number takes another way than the one before. `group`: requests of one
+    /// batch with the same number other than 0 take the same way, in the order of submission; 0: any.
+    pub fn new(retry: u32, group: u64) -> Hints {
+        let group = if group == 0 { 0 } else { (group.wrapping_mul(SPREAD) >> 48).max(1) as u16 };
+        // The walk begins anew after 255 ways.
+        let retry = retry.checked_sub(1).map_or(0, |tries| (tries % 255) as u8 + 1);
+        Hints { group, retry }
+    }
+
     /// For the transport. `batch` is a number that no other batch has meanwhile: groups of different batches have nothing to do with
     /// each other, so they had better go different ways, though they may not.
     fn way(self, batch: u64) -> Way {
         let path = match self.group {
             0 => 0,
-            group => ((group ^ batch).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).max(1) as u8,
+            group => ((u64::from(group) ^ batch).wrapping_mul(SPREAD) >> 56).max(1) as u8,
         };
-        // The walk begins anew after 255 ways.
-        let retry = self.retry.checked_sub(1).map_or(0, |tries| (tries % 255) as u8 + 1);
-        Way { path, retry }
+        Way { path, retry: self.retry }
     }
 }
 
@@ -249,7 +260,7 @@ mod tests {
 
     #[test]
     fn requests_of_a_group_have_one_path_and_those_of_none_have_none() {
-        let way = |group, batch| Hints { retry: 0, group }.way(batch);
+        let way = |group, batch| Hints::new(0, group).way(batch);
         for batch in [0, 0x7f00_1234_5670, u64::MAX] {
             assert_eq!(way(0, batch), Way::default());
             for group in [1, 2, 255, 256, u64::MAX, batch] {
@@ -265,7 +276,7 @@ mod tests {
 
     #[test]
     fn each_raise_of_the_number_of_tries_is_another_way() {
-        let way = |retry| Hints { retry, group: 0 }.way(1).retry;
+        let way = |retry| Hints::new(retry, 0).way(1).retry;
         assert_eq!(way(0), 0);
         let mut last = 0;
         for retry in (1..600).chain([u32::MAX - 1, u32::MAX]) {

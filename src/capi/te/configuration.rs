@@ -1,6 +1,7 @@
 //! Configuration
 //!
-//! What the environment variables MC_* and TE_* say. An engine takes it down when it is created; docs/configuration.md has them all.
+//! What the environment variables MC_* and TE_* say. An engine takes it down when it is created;
+//! docs/configuration.md has them all.
 
 use std::ffi::c_int;
 
@@ -110,8 +111,8 @@ unsafe impl Growing for te_configuration {
     const FIRST_VERSION: usize = 208;
 }
 
-/// Reads the environment, anew at each call, and tells what it says. Variables that are out of range have their defaults. Engines that are
-/// there already keep what they have.
+/// Reads the environment, anew at each call, and tells what it says. Variables that are out of range have
+/// their defaults. Engines that are there already keep what they have.
 ///
 /// Set `configuration->struct_size` before the call.
 #[unsafe(no_mangle)]

@@ -38,20 +38,20 @@ pub struct te_engine_options {
     /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
     /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     pub server_name: *const c_char,
-    /// The transport to install: "tcp" (also if NULL), "rdma", "auto" for RDMA where a NIC is found that can be used and TCP elsewhere, or
-    /// "" for none yet.
+    /// The transport to install: "tcp" (also if NULL), "rdma", "auto" for RDMA where a NIC is found that can
+    /// be used and TCP elsewhere, or "" for none yet.
     pub transport: *const c_char,
     /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
     /// for it.
     pub topology: *const c_char,
-    /// Names of the NICs that may be found when the engine looks at the hardware: an array of `nic_count`. NULL: any. MC_TE_FILTERS
-    /// holds as well.
+    /// Names of the NICs that may be found when the engine looks at the hardware: an array of `nic_count`.
+    /// NULL: any. MC_TE_FILTERS holds as well.
     pub nics: *const *const c_char,
     /// Number of the names.
     pub nic_count: usize,
-    /// A topology that the engine has in place of one of its own, and goes on having when this handle is destroyed: what the
-    /// engine finds or is given goes there, and a transport that is installed without a matrix of its own goes by what is there then.
-    /// NULL: its own, which te_engine_topology gives.
+    /// A topology that the engine has in place of one of its own, and goes on having when this handle is
+    /// destroyed: what the engine finds or is given goes there, and a transport that is installed without a
+    /// matrix of its own goes by what is there then. NULL: its own, which te_engine_topology gives.
     pub topology_handle: *mut te_topology,
 }
 
@@ -136,9 +136,10 @@ pub unsafe extern "C" fn te_engine_address(engine: *mut te_engine, buffer: *mut 
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
 ///
-/// `protocol` is "tcp", "rdma" or "auto", which looks at the hardware and installs the better one. `topology` is a NIC priority matrix
-/// in JSON, which takes the place of what is in the engine's topology, or NULL. On failure the engine is as it was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
-/// protocols that this build lacks.
+/// `protocol` is "tcp", "rdma" or "auto", which looks at the hardware and installs the better one. `topology`
+/// is a NIC priority matrix in JSON, which takes the place of what is in the engine's topology, or NULL. On
+/// failure the engine is as it was before. Calls that register or unregister memory wait meanwhile. Errors:
+/// TE_ERR_NOT_IMPLEMENTED for protocols that this build lacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_install_transport(
     engine: *mut te_engine,
@@ -152,8 +153,8 @@ pub unsafe extern "C" fn te_install_transport(
     })
 }
 
-/// Tells whether a transport is installed: `installed` receives 1, or 0. `protocol` is "tcp", "rdma", or any other text, which is
-/// the name of none.
+/// Tells whether a transport is installed: `installed` receives 1, or 0. `protocol` is "tcp", "rdma", or any
+/// other text, which is the name of none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_has_transport(engine: *mut te_engine, protocol: *const c_char, installed: *mut c_int) -> te_status {
     with(engine, |engine| {
@@ -166,8 +167,8 @@ pub unsafe extern "C" fn te_has_transport(engine: *mut te_engine, protocol: *con
     })
 }
 
-/// Gives a handle of the topology of an engine: the very one that was given when it was created, or the engine's own. Free it with
-/// te_topology_destroy; it may outlive the engine.
+/// Gives a handle of the topology of an engine: the very one that was given when it was created, or the
+/// engine's own. Free it with te_topology_destroy; it may outlive the engine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_topology(engine: *mut te_engine, topology: *mut *mut te_topology) -> te_status {
     with(engine, |engine| {
@@ -179,8 +180,9 @@ pub unsafe extern "C" fn te_engine_topology(engine: *mut te_engine, topology: *m
     })
 }
 
-/// Describes the NICs of an engine and which one serves which memory: in JSON if `as_json` is not 0, else for people. As
-/// te_topology_links, but of NICs that a transport uses it tells the port and the address that are in use.
+/// Describes the NICs of an engine and which one serves which memory: in JSON if `as_json` is not 0, else for
+/// people. As te_topology_links, but of NICs that a transport uses it tells the port and the address that are
+/// in use.
 ///
 /// `text` receives a text that the caller frees with te_free_text.
 #[unsafe(no_mangle)]
@@ -189,20 +191,22 @@ pub unsafe extern "C" fn te_engine_links(engine: *mut te_engine, as_json: c_int,
     with(engine, |engine| unsafe { text::give(text, "text", || Ok(engine.show_links(as_json != 0))) })
 }
 
-/// Has an address of this program stand for an engine, in this interface and in that of transfer_engine_c.h: a class that wraps an
-/// engine gives its object's, and a cast of the object's address to te_engine * or transfer_engine_t does as well as the handle.
+/// Has an address of this program stand for an engine, in this interface and in that of transfer_engine_c.h:
+/// a class that wraps an engine gives its object's, and a cast of the object's address to te_engine * or
+/// transfer_engine_t does as well as the handle.
 ///
-/// It does so until the engine is destroyed, or another address is given, or NULL, which gives none. What else stood for the address, an
-/// engine or a topology, is not found by it any more. The memory there is never looked at. A call by an address takes some ten
-/// nanoseconds more. Errors: TE_ERR_INVALID_ARGUMENT for an address that looks like a handle; TE_ERR_LIMIT when 1024 addresses
-/// of the process stand for something.
+/// It does so until the engine is destroyed, or another address is given, or NULL, which gives none. What
+/// else stood for the address, an engine or a topology, is not found by it any more. The memory there is
+/// never looked at. A call by an address takes some ten nanoseconds more. Errors: TE_ERR_INVALID_ARGUMENT for
+/// an address that looks like a handle; TE_ERR_LIMIT when 1024 addresses of the process stand for something.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_engine_set_alias(engine: *mut te_engine, address: *const c_void) -> te_status {
     call(|| handle::set_engine_alias(engine as u64, address as u64))
 }
 
-/// Has the metadata server told of all memory that has been registered and unregistered so far, also with TE_PUBLISH_LATER, and
-/// returns when it knows. Without a metadata server there is nothing to do: peers ask the engine itself.
+/// Has the metadata server told of all memory that has been registered and unregistered so far, also with
+/// TE_PUBLISH_LATER, and returns when it knows. Without a metadata server there is nothing to do: peers ask
+/// the engine itself.
 ///
 /// Errors: TE_ERR_METADATA, and it is tried again in the background.
 #[unsafe(no_mangle)]
@@ -210,8 +214,9 @@ pub unsafe extern "C" fn te_publish(engine: *mut te_engine) -> te_status {
     with(engine, Engine::publish)
 }
 
-/// Writes to the metadata server where this engine is reached, whatever it has about that. The engine looks after it by itself every
-/// two seconds; this is for a program that cannot wait. Without a metadata server there is nothing to do.
+/// Writes to the metadata server where this engine is reached, whatever it has about that. The engine looks
+/// after it by itself every two seconds; this is for a program that cannot wait. Without a metadata server
+/// there is nothing to do.
 ///
 /// Errors: TE_ERR_METADATA.
 #[unsafe(no_mangle)]
@@ -219,9 +224,10 @@ pub unsafe extern "C" fn te_publish_address(engine: *mut te_engine) -> te_status
     with(engine, Engine::publish_address)
 }
 
-/// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte moves, peers are no longer
-/// served, and the engine touches no memory of the program any more; calls on it give TE_ERR_CANCELED, but for those that only tell what
-/// is known, such as the status of a batch. Destroy it when its handle is of no use any more. Doing it twice gives 0.
+/// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte
+/// moves, peers are no longer served, and the engine touches no memory of the program any more; calls on it
+/// give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
+/// it when its handle is of no use any more. Doing it twice gives 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_shut_down(engine: *mut te_engine) -> te_status {
     with(engine, |engine| {

@@ -268,10 +268,11 @@ pub unsafe extern "C" fn te_find_local_memory(
     })
 }
 
-/// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also one that is being
-/// registered or unregistered, and describes it in `region`.
+/// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also
+/// one that is being registered or unregistered, and describes it in `region`.
 ///
-/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED if there is none, as for no bytes.
+/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED if there is none, as for
+/// no bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_find_overlap(
     engine: *mut te_engine,
@@ -312,14 +313,15 @@ unsafe impl Growing for te_location_entry {
     const FIRST_VERSION: usize = 88;
 }
 
-/// Finds out where memory of this process is. Pages that the process has not touched have no place yet: they count as "*", and
-/// stay untouched.
+/// Finds out where memory of this process is. Pages that the process has not touched have no place yet: they
+/// count as "*", and stay untouched.
 ///
-/// The `length` bytes at `addr`, which need not be registered, are described in order of address, as parts that touch. With
-/// `first_page_only` other than 0 it is one part, which is where its first page is; else each page is asked for, which
-/// takes one system call for 512 pages. `entries` is an array of `capacity` elements of `entry_size` bytes, sizeof(te_location_entry); it may be
-/// NULL if `capacity` is 0. `count` receives how many parts there are, which may be more than `capacity`; the first
-/// `capacity` are described then. Errors: TE_ERR_INVALID_ARGUMENT for a range that is NULL or runs past the end of the address space.
+/// The `length` bytes at `addr`, which need not be registered, are described in order of address, as parts
+/// that touch. With `first_page_only` other than 0 it is one part, which is where its first page is; else
+/// each page is asked for, which takes one system call for 512 pages. `entries` is an array of `capacity`
+/// elements of `entry_size` bytes, sizeof(te_location_entry); it may be NULL if `capacity` is 0. `count`
+/// receives how many parts there are, which may be more than `capacity`; the first `capacity` are described
+/// then. Errors: TE_ERR_INVALID_ARGUMENT for a range that is NULL or runs past the end of the address space.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_memory_location(
     addr: *const c_void,

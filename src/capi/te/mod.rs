@@ -44,9 +44,10 @@
 //! the first version or above 4096 are refused. Fields named `reserved` must be zero. A NULL pointer to an
 //! options struct stands for all defaults.
 //!
-//! Handles. Engines, pools, topologies and stores are keys, not addresses; segments, batches and leases are numbers. One that was destroyed,
-//! freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used again for something else. The
-//! handle of an engine serves the functions of transfer_engine_c.h as well, and the other way round.
+//! Handles. Engines, pools, topologies and stores are keys, not addresses; segments, batches and leases are
+//! numbers. One that was destroyed, freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used
+//! again for something else. The handle of an engine serves the functions of transfer_engine_c.h as well, and
+//! the other way round.
 //!
 //! Threads. Any thread may call any function at any time, also on the same engine, batch or segment, unless a
 //! function says otherwise. te_engine_destroy wakes up the threads that wait in other calls on the engine.

@@ -113,8 +113,9 @@ unsafe impl Growing for te_nic_load {
 
 /// Tells what each NIC of an engine is doing; there are none without RDMA.
 ///
-/// `loads` is an array of `capacity` elements of `load_size` bytes, sizeof(te_nic_load); it may be NULL if `capacity` is 0.
-/// `count` receives how many NICs there are, which may be more than `capacity`; the first `capacity` are described then.
+/// `loads` is an array of `capacity` elements of `load_size` bytes, sizeof(te_nic_load); it may be NULL if
+/// `capacity` is 0. `count` receives how many NICs there are, which may be more than `capacity`; the first
+/// `capacity` are described then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_nic_loads(
     engine: *mut te_engine,

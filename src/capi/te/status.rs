@@ -145,8 +145,8 @@ pub extern "C" fn te_status_name(status: te_status) -> *const c_char {
     named.unwrap_or(if status == TE_OK { c"TE_OK" } else { c"unknown" }).as_ptr()
 }
 
-/// Frees a text that a function of this interface gave by a `char **`. NULL is fine. The text is from malloc(), so
-/// free() does as well.
+/// Frees a text that a function of this interface gave by a `char **`. NULL is fine. The text is from
+/// malloc(), so free() does as well.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_free_text(text: *mut c_char) {
     call(|| {

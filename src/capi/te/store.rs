@@ -1,8 +1,8 @@
 //! Metadata servers
 //!
-//! A metadata server keeps texts under keys; engines look after what they keep there by themselves. These functions are for programs
-//! that look for or clean up what is there, with or without an engine. Keys and values are used as they are: engines put
-//! "mooncake/" and MC_METADATA_CLUSTER_ID before theirs.
+//! A metadata server keeps texts under keys; engines look after what they keep there by themselves. These
+//! functions are for programs that look for or clean up what is there, with or without an engine. Keys and
+//! values are used as they are: engines put "mooncake/" and MC_METADATA_CLUSTER_ID before theirs.
 //!
 //! Each call ends within five seconds, whatever the server does.
 
@@ -20,10 +20,11 @@ pub struct te_store {
     _private: [u8; 0],
 }
 
-/// Makes a metadata server ready for use. Free it with te_store_close. Asks nobody: a server that is away shows at the first call.
+/// Makes a metadata server ready for use. Free it with te_store_close. Asks nobody: a server that is away
+/// shows at the first call.
 ///
-/// `uri` is as in te_engine_options. Errors: TE_ERR_NOT_IMPLEMENTED for an unknown kind of server; TE_ERR_INVALID_ARGUMENT for
-/// what names none, such as "P2PHANDSHAKE".
+/// `uri` is as in te_engine_options. Errors: TE_ERR_NOT_IMPLEMENTED for an unknown kind of server;
+/// TE_ERR_INVALID_ARGUMENT for what names none, such as "P2PHANDSHAKE".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_store_open(uri: *const c_char, store: *mut *mut te_store) -> te_status {
     call(|| {
@@ -37,14 +38,15 @@ pub unsafe extern "C" fn te_store_open(uri: *const c_char, store: *mut *mut te_s
     })
 }
 
-/// Closes a metadata server: its connections end, and calls on it give TE_ERR_INVALID_HANDLE. Waits for those that are under way. NULL
-/// is fine and does nothing.
+/// Closes a metadata server: its connections end, and calls on it give TE_ERR_INVALID_HANDLE. Waits for those
+/// that are under way. NULL is fine and does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_store_close(store: *mut te_store) -> te_status {
     call(|| if store.is_null() { Ok(()) } else { handle::close_store(store as u64) })
 }
 
-/// Asks for the text under a key. `value` receives a text that the caller frees with te_free_text, or NULL if there is none under the key.
+/// Asks for the text under a key. `value` receives a text that the caller frees with te_free_text, or NULL if
+/// there is none under the key.
 ///
 /// Errors: TE_ERR_METADATA if the server cannot be asked.
 #[unsafe(no_mangle)]
@@ -64,7 +66,8 @@ pub unsafe extern "C" fn te_store_get(store: *mut te_store, key: *const c_char, 
     })
 }
 
-/// Puts a text under a key, in place of what was there. Servers of Mooncake expect JSON. Line breaks at the end may be left out.
+/// Puts a text under a key, in place of what was there. Servers of Mooncake expect JSON. Line breaks at the
+/// end may be left out.
 ///
 /// Errors: TE_ERR_METADATA; then it is not known whether it was put there.
 #[unsafe(no_mangle)]

@@ -46,15 +46,16 @@ pub struct te_transfer_request {
     pub remote_addr: u64,
     /// Length of both ranges in bytes. 0 completes at once.
     pub length: u64,
-    /// How often the program has tried this transfer before; 0: it has not. Over RDMA each number takes another pair of NICs than the
-    /// one before, as far as there are some, instead of the next preferred one. Tries that the engine makes by itself come on top.
-    /// Other transports have no use for it.
+    /// How often the program has tried this transfer before; 0: it has not. Over RDMA each number takes
+    /// another pair of NICs than the one before, as far as there are some, instead of the next preferred one.
+    /// Tries that the engine makes by itself come on top. Other transports have no use for it.
     pub retry_hint: u32,
     /// Has no effect at present: which transport to prefer.
     pub transport_hint: u32,
-    /// Requests of one batch with the same number other than 0 go the same way one after the other, in the order in which they were submitted:
-    /// over the same connection with TCP, over the same queue pair with RDMA, which moves a long one by one pair of NICs
-    /// then. What fails there and is tried again goes anywhere. 0: any way.
+    /// Requests of one batch with the same number other than 0 go the same way one after the other, in the
+    /// order in which they were submitted: over the same connection with TCP, over the same queue pair with
+    /// RDMA, which moves a long one by one pair of NICs then. What fails there and is tried again goes
+    /// anywhere. 0: any way.
     pub group: u64,
 }
 
@@ -242,7 +243,7 @@ pub(super) unsafe fn read_requests(
         };
         // SAFETY: as for this function.
         let local = unsafe { memory::local_range(request.local, request.length, index) }?;
-        let hints = Hints { retry: request.retry_hint, group: request.group };
+        let hints = Hints::new(request.retry_hint, request.group);
         requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr, hints });
     }
     Ok(requests)

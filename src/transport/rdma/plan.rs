@@ -188,7 +188,7 @@ impl<'a> Planner<'a> {
                 let is_usable = |nic: &&usize| is_usable(**nic);
                 let nic = from.iter().find(is_usable).or_else(|| before.iter().find(is_usable)).copied();
                 if let Some(nic) = nic {
-                    return self.put(span, nic, view, chunk, buffer);
+                    return self.put(span, turn, nic, view, chunk, buffer);
                 }
             } else {
                 let usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
@@ -196,15 +196,15 @@ impl<'a> Planner<'a> {
                 let length = (span.local.length() / nics.len().max(1) as u64).next_multiple_of(slice);
                 for (place, nic) in nics.iter().enumerate() {
                     if place + 1 == nics.len() || length >= span.local.length() {
-                        return self.put(span, *nic, view, chunk, buffer);
+                        return self.put(span, turn, *nic, view, chunk, buffer);
                     }
                     let part = span.split(length);
-                    self.put(part, *nic, view, chunk, buffer);
+                    self.put(part, turn, *nic, view, chunk, buffer);
                 }
             }
         }
         match shared.choice.select(&location_at(name, length, offset), turn, is_usable) {
-            Some(nic) => self.put(span, nic, view, chunk, buffer),
+            Some(nic) => self.put(span, turn, nic, view, chunk, buffer),
             None => {
                 let text = format!("no NIC that knows local memory at {:#x} is active", span.local.address());
                 self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
@@ -213,8 +213,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Puts a span on the rail of a NIC here and the one at the peer that goes with it.
-    fn put(&mut self, mut span: Span, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
-        let device = self.peer_device(&span, nic, view, buffer);
+    fn put(&mut self, mut span: Span, turn: u32, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
+        let device = self.peer_device(&span, turn, nic, view, buffer);
         let (Some(key), Some(device)) = (chunk.key(nic), device) else {
             let name = self.peer.segment.descriptor().name.clone();
             let text = format!("{name} has no NIC that knows its memory at {:#x}", span.remote_address);
@@ -247,14 +247,13 @@ impl<'a> Planner<'a> {
     }
 
     /// The peer's NIC for memory of an entry.
-    fn peer_device(&mut self, span: &Span, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
+    fn peer_device(&mut self, span: &Span, turn: u32, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
         let shared = self.shared;
         let has_key = |device: usize| buffer.rkey.get(device).is_some_and(|key| *key != 0);
         let now = self.now;
         let is_usable = |device: usize| has_key(device) && !shared.is_paused(nic, &view.paths[device], now);
         let offset = span.remote_address - buffer.address;
         let config = &shared.config;
-        let turn = span.turn();
         if turn == 0 {
             let name = shared.names[nic].as_str();
             let preferred = self.there.get(&view.choice, &buffer.name, buffer.length, offset);
