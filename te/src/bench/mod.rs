@@ -92,8 +92,11 @@ impl TransportArguments {
     /// An engine on the loopback address with this transport, whose log is shown.
     fn create_engine(&self) -> transfer_engine::Result<Arc<Engine>> {
         telemetry::log::install();
-        let options =
-            EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), auto_discover: false };
+        let options = EngineOptions {
+            metadata: "P2PHANDSHAKE".to_string(),
+            server_name: "127.0.0.1".to_string(),
+            ..EngineOptions::default()
+        };
         let engine = Engine::create(&options, Config::from_environment())?;
         match self.protocol {
             Protocol::Tcp if engine.has_transport("tcp") => {}
