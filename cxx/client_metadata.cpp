@@ -1,6 +1,6 @@
-// Descriptors that are known here have numbers: 0 is this client's own, others from 1 on. A descriptor is not changed once it is here; another
-// takes its place. Locks: `lock_`, around what is known, and never while a server or a peer is asked. Handshakes are answered on the
-// thread of the server, without the lock while the program's function runs.
+// Descriptors that are known here have numbers: 0 is this client's own, others from 1 on. A descriptor is not changed once it is here;
+// another takes its place. Locks: `lock_`, around what is known, and never while a server or a peer is asked; `server_lock_`, around
+// starting the server. Handshakes are answered on the thread of the server, without a lock while the program's function runs.
 
 #include "client_metadata.h"
 
