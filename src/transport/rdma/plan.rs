@@ -167,8 +167,8 @@ impl<'a> Planner<'a> {
         let (name, length, offset) = (region.location(), region.range().length(), span.local.address() - region.range().address());
         let shared = self.shared;
         let is_usable = |nic: usize| shared.nics[nic].is_active() && chunk.key(nic).is_some();
-        let turn = span.turn();
-        if turn == 0 {
+        let tries = span.tries();
+        if tries == 0 {
             let preferred = self.here.get(&shared.choice, name, length, offset);
             let slice = shared.config.slice_size;
             // Without dividing where one is all there can be.
@@ -188,7 +188,7 @@ impl<'a> Planner<'a> {
                 let is_usable = |nic: &&usize| is_usable(**nic);
                 let nic = from.iter().find(is_usable).or_else(|| before.iter().find(is_usable)).copied();
                 if let Some(nic) = nic {
-                    return self.put(span, turn, nic, view, chunk, buffer);
+                    return self.put(span, tries, nic, view, chunk, buffer);
                 }
             } else {
                 let usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
@@ -196,15 +196,15 @@ impl<'a> Planner<'a> {
                 let length = (span.local.length() / nics.len().max(1) as u64).next_multiple_of(slice);
                 for (place, nic) in nics.iter().enumerate() {
                     if place + 1 == nics.len() || length >= span.local.length() {
-                        return self.put(span, turn, *nic, view, chunk, buffer);
+                        return self.put(span, tries, *nic, view, chunk, buffer);
                     }
                     let part = span.split(length);
-                    self.put(part, turn, *nic, view, chunk, buffer);
+                    self.put(part, tries, *nic, view, chunk, buffer);
                 }
             }
         }
-        match shared.choice.select(&location_at(name, length, offset), turn, is_usable) {
-            Some(nic) => self.put(span, turn, nic, view, chunk, buffer),
+        match shared.choice.select(&location_at(name, length, offset), tries, is_usable) {
+            Some(nic) => self.put(span, tries, nic, view, chunk, buffer),
             None => {
                 let text = format!("no NIC that knows local memory at {:#x} is active", span.local.address());
                 self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
@@ -213,8 +213,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Puts a span on the rail of a NIC here and the one at the peer that goes with it.
-    fn put(&mut self, mut span: Span, turn: u32, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
-        let device = self.peer_device(&span, turn, nic, view, buffer);
+    fn put(&mut self, mut span: Span, tries: u32, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
+        let device = self.peer_device(&span, tries, nic, view, buffer);
         let (Some(key), Some(device)) = (chunk.key(nic), device) else {
             let name = self.peer.segment.descriptor().name.clone();
             let text = format!("{name} has no NIC that knows its memory at {:#x}", span.remote_address);
@@ -247,14 +247,14 @@ impl<'a> Planner<'a> {
     }
 
     /// The peer's NIC for memory of an entry.
-    fn peer_device(&mut self, span: &Span, turn: u32, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
+    fn peer_device(&mut self, span: &Span, tries: u32, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
         let shared = self.shared;
         let has_key = |device: usize| buffer.rkey.get(device).is_some_and(|key| *key != 0);
         let now = self.now;
         let is_usable = |device: usize| has_key(device) && !shared.is_paused(nic, &view.paths[device], now);
         let offset = span.remote_address - buffer.address;
         let config = &shared.config;
-        if turn == 0 {
+        if tries == 0 {
             let name = shared.names[nic].as_str();
             let preferred = self.there.get(&view.choice, &buffer.name, buffer.length, offset);
             let is_wanted = |device: &&usize| -> bool {
@@ -280,7 +280,7 @@ impl<'a> Planner<'a> {
             }
         }
         // Each walk through the NICs here begins with another one there.
-        let retry = turn + turn.saturating_sub(1) / shared.nics.len().max(1) as u32;
+        let retry = tries + tries.saturating_sub(1) / shared.nics.len().max(1) as u32;
         let location = location_at(&buffer.name, buffer.length, offset);
         view.choice.select(&location, retry, is_usable).or_else(|| view.choice.select(&location, retry, has_key))
     }

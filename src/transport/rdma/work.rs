@@ -186,8 +186,8 @@ impl Span {
         &self.group.pieces[self.task as usize]
     }
 
-    /// Which way it takes: 0 one of the preferred ones, others walk through all.
-    pub fn turn(&self) -> u32 {
+    /// How often it has been tried, by the caller as well: 0 takes one of the preferred ways, others walk through all.
+    pub fn tries(&self) -> u32 {
         u32::from(self.piece().way.retry) + u32::from(self.attempt)
     }
 
