@@ -35,7 +35,7 @@ CXX_HEADERS := $(shell find include/mooncake -type f)
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build cxx demo install install-cxx uninstall stage clean setup-cxx setup-test setup-test-servers setup-test-cpp \
+.PHONY: help build cxx demo install install-cxx uninstall stage-c stage clean setup-cxx setup-test setup-test-servers setup-test-cpp \
 	lint unit abi abi-update loom ctests interop test test-servers test-cpp test-sanitize test-sanitize-c test-sanitize-rust \
 	sanitized-thread sanitized-address test-miri test-lab test-all fuzz
 
@@ -127,16 +127,18 @@ uninstall:
 	-find '$(DESTDIR)$(INCLUDEDIR)/mooncake' '$(DESTDIR)$(LIBDIR)/mooncake' -depth -type d -empty -delete 2>/dev/null
 	$(update_loader_cache)
 
-# What the demo and the tests use: never the build tree. With the C++ part where there is what builds it.
-stage: build
+# What the demo and the tests use: never the build tree. For the tests with the C++ part, where there is what builds it.
+stage-c: build
 	@rm -rf $(STAGE)
 	@$(MAKE) -s install PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR=
+	@echo 'Installed into $(STAGE)'
+
+stage: stage-c
 	@if command -v cmake >/dev/null && command -v $(CXX) >/dev/null; then \
 		$(MAKE) -s install-cxx PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR= >$(BUILD)/cxx.log || { cat $(BUILD)/cxx.log; exit 1; }; \
 	else \
 		echo 'Without the C++ part: no cmake, or no C++ compiler'; \
 	fi
-	@echo 'Installed into $(STAGE)'
 
 clean:
 	rm -rf $(BUILD) $(CARGO_TARGET_DIR)
@@ -145,7 +147,7 @@ clean:
 
 demo:
 	@scripts/setup demo
-	@$(MAKE) stage
+	@$(MAKE) stage-c
 	cmake -S demo -B $(BUILD)/demo -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(STAGE)
 	cmake --build $(BUILD)/demo
 	$(BUILD)/demo/demo
