@@ -21,27 +21,34 @@ INCLUDEDIR := $(PREFIX)/include
 DOCDIR := $(PREFIX)/share/doc/transfer-engine
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
+# Before 1.0 a new minor version may break its callers; the C++ library is named for that, as in cxx/CMakeLists.txt.
+CXX_SERIES := $(shell echo $(VERSION) | sed -E 's/^(0\.[0-9]+|[1-9][0-9]*).*/\1/')
 # What a program that links the static library needs besides, in the order of "rustc --print native-static-libs".
 STATIC_LIBRARIES := gcc_s util rt pthread m dl c
 
 SOURCES := Cargo.toml Cargo.lock build.rs $(shell find src te/src te/Cargo.toml -type f)
 ARTEFACTS := $(addprefix $(RELEASE)/,libtransfer_engine.so libtransfer_engine.a te)
 HEADERS := include/te.h include/transfer_engine_c.h
+# Of the C++ part, which is built with cmake by the compiler that CXX names: upstream's C++ class.
+CXX_HEADERS := $(shell find include/mooncake -type f)
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo install uninstall stage clean setup-test setup-test-servers lint unit abi abi-update loom ctests interop \
-	test test-servers test-sanitize test-sanitize-c test-sanitize-rust \
+.PHONY: help build cxx demo install install-cxx uninstall stage-c stage clean setup-cxx setup-test setup-test-servers setup-test-cpp \
+	lint unit abi abi-update loom ctests interop test test-servers test-cpp test-sanitize test-sanitize-c test-sanitize-rust \
 	sanitized-thread sanitized-address test-miri test-lab test-all fuzz
 
 help:
 	@echo 'make                 build the release library and the program te'
 	@echo 'make demo            build everything and move data between two processes of a small C++ engine'
 	@echo 'make install         install under PREFIX=$(PREFIX) (also DESTDIR, LIBDIR)'
-	@echo 'make uninstall       remove what install put there; same variables'
+	@echo 'make cxx             build the C++ part: Mooncake'"'"'s C++ class, with cmake and the compiler CXX'
+	@echo 'make install-cxx     install it, too; same variables'
+	@echo 'make uninstall       remove what these put there; same variables'
 	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
 	@echo 'make test-servers    metadata servers: redis, etcd, Mooncake'"'"'s own and that of the program te, with Mooncake as peer'
+	@echo 'make test-cpp        programs that use Mooncake'"'"'s C++ class, by g++ and clang, with and without glog and jsoncpp'
 	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers; the Rust code, too, with a nightly toolchain'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
 	@echo 'make test-lab        the RDMA transport with the kernel'"'"'s own soft-RoCE and soft-iWARP devices, in a virtual machine'
@@ -79,6 +86,13 @@ INSTALLED := \
 	$(LIBDIR)/pkgconfig/transfer_engine.pc \
 	$(patsubst include/%,$(INCLUDEDIR)/%,$(HEADERS)) \
 	$(BINDIR)/te $(DOCDIR)/LICENSE
+INSTALLED_CXX := \
+	$(LIBDIR)/libtransfer_engine_cxx.so $(LIBDIR)/libtransfer_engine_cxx.so.$(CXX_SERIES) $(LIBDIR)/libtransfer_engine_cxx.a \
+	$(LIBDIR)/mooncake/libbase.a \
+	$(LIBDIR)/cmake/TransferEngine/TransferEngineMooncake.cmake \
+	$(LIBDIR)/cmake/TransferEngine/TransferEngineMooncakeDependencies.cmake \
+	$(LIBDIR)/pkgconfig/transfer_engine-mooncake.pc \
+	$(patsubst include/%,$(INCLUDEDIR)/%,$(CXX_HEADERS))
 
 install: $(ARTEFACTS)
 	install -d '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(INCLUDEDIR)' \
@@ -94,16 +108,37 @@ install: $(ARTEFACTS)
 	$(fill) cmake/transfer_engine.pc.in > '$(DESTDIR)$(LIBDIR)/pkgconfig/transfer_engine.pc'
 	$(update_loader_cache)
 
-uninstall:
-	rm -f $(foreach file,$(INSTALLED),'$(DESTDIR)$(file)')
-	-rmdir --ignore-fail-on-non-empty '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine' '$(DESTDIR)$(DOCDIR)'
+# Against an installed tree of its own, since that of PREFIX may not be there yet, or be of another version.
+CXX_STAGE := $(BUILD)/cxx-stage
+CXX_BUILD := $(BUILD)/cxx-$(notdir $(lastword $(CXX)))
+cxx: setup-cxx $(ARTEFACTS)
+	@$(MAKE) -s install PREFIX=$(CXX_STAGE) LIBDIR=$(CXX_STAGE)/lib DESTDIR=
+	CXX='$(CXX)' cmake -S cxx -B $(CXX_BUILD) -DCMAKE_PREFIX_PATH=$(CXX_STAGE) -DCMAKE_INSTALL_PREFIX='$(PREFIX)' -DCMAKE_INSTALL_LIBDIR='$(LIBDIR)' \
+		$(CXX_OPTIONS)
+	cmake --build $(CXX_BUILD) --parallel 2
+
+install-cxx: cxx
+	DESTDIR='$(DESTDIR)' cmake --install $(CXX_BUILD)
 	$(update_loader_cache)
 
-# What the demo and the tests use: never the build tree.
-stage: build
+uninstall:
+	rm -f $(foreach file,$(INSTALLED) $(INSTALLED_CXX),'$(DESTDIR)$(file)')
+	-rmdir --ignore-fail-on-non-empty '$(DESTDIR)$(LIBDIR)/cmake/TransferEngine' '$(DESTDIR)$(DOCDIR)'
+	-find '$(DESTDIR)$(INCLUDEDIR)/mooncake' '$(DESTDIR)$(LIBDIR)/mooncake' -depth -type d -empty -delete 2>/dev/null
+	$(update_loader_cache)
+
+# What the demo and the tests use: never the build tree. For the tests with the C++ part, where there is what builds it.
+stage-c: build
 	@rm -rf $(STAGE)
 	@$(MAKE) -s install PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR=
 	@echo 'Installed into $(STAGE)'
+
+stage: stage-c
+	@if command -v cmake >/dev/null && command -v $(CXX) >/dev/null; then \
+		$(MAKE) -s install-cxx PREFIX=$(STAGE) LIBDIR=$(STAGE)/lib DESTDIR= >$(BUILD)/cxx.log || { cat $(BUILD)/cxx.log; exit 1; }; \
+	else \
+		echo 'Without the C++ part: no cmake, or no C++ compiler'; \
+	fi
 
 clean:
 	rm -rf $(BUILD) $(CARGO_TARGET_DIR)
@@ -112,7 +147,7 @@ clean:
 
 demo:
 	@scripts/setup demo
-	@$(MAKE) stage
+	@$(MAKE) stage-c
 	cmake -S demo -B $(BUILD)/demo -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(STAGE)
 	cmake --build $(BUILD)/demo
 	$(BUILD)/demo/demo
@@ -122,14 +157,20 @@ demo:
 test: setup-test lint unit abi loom ctests interop
 	@echo 'make test: passed'
 
-test-all: test test-servers test-sanitize test-miri test-lab
+test-all: test test-servers test-cpp test-sanitize test-miri test-lab
 	@echo 'make test-all: passed'
+
+setup-cxx:
+	@CXX='$(CXX)' scripts/setup cxx
 
 setup-test:
 	@scripts/setup test
 
 setup-test-servers:
 	@scripts/setup test-servers
+
+setup-test-cpp:
+	@scripts/setup test-cpp
 
 lint:
 	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
@@ -171,6 +212,25 @@ interop: stage
 # Each server is started by the tests, on a free port and in a directory of its own.
 test-servers: setup-test-servers stage
 	tests/interop/run --servers $(STAGE)/lib/libtransfer_engine.so
+
+# Programs that use upstream's C++ class, by two compilers. They find glog and jsoncpp in one half of the runs; in the other, these are hidden
+# from them, and clang has built the library.
+without = $(foreach package,glog jsoncpp numa,-DCMAKE_DISABLE_FIND_PACKAGE_$(package)=ON)
+cpp_compilers = g++ clang++
+# test_cpp NAME STAGE COMPILER OPTIONS
+define test_cpp
+	cmake -S ctests/cpp -B $(BUILD)/cpp-$(1)-$(3) -DCMAKE_PREFIX_PATH=$(2) -DCMAKE_CXX_COMPILER=$(3) $(4)
+	cmake --build $(BUILD)/cpp-$(1)-$(3) --parallel 2
+	cd $(BUILD)/cpp-$(1)-$(3) && $(ctest)
+
+endef
+test-cpp: setup-test-cpp stage
+	rm -rf $(STAGE)-without
+	@$(MAKE) -s install PREFIX=$(STAGE)-without LIBDIR=$(STAGE)-without/lib DESTDIR=
+	@$(MAKE) -s install-cxx PREFIX=$(STAGE)-without LIBDIR=$(STAGE)-without/lib DESTDIR= CXX_BUILD=$(BUILD)/cxx-without \
+		CXX=clang++ CXX_OPTIONS='$(without)'
+	$(foreach compiler,$(cpp_compilers),$(call test_cpp,with,$(STAGE),$(compiler)))
+	$(foreach compiler,$(cpp_compilers),$(call test_cpp,without,$(STAGE)-without,$(compiler),$(without)))
 
 test-sanitize: test-sanitize-c test-sanitize-rust
 

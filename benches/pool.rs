@@ -67,6 +67,9 @@ fn all(criterion: &mut Criterion) {
         server_name: c"127.0.0.1".as_ptr(),
         transport: ptr::null(),
         topology: ptr::null(),
+        nics: ptr::null(),
+        nic_count: 0,
+        topology_handle: ptr::null_mut(),
     };
     let mut pool = Pool(ptr::null_mut());
     // SAFETY: the struct has its size, and the outputs are places for pointers.

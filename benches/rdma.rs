@@ -119,6 +119,9 @@ impl Engine {
             server_name: c"127.0.0.1".as_ptr(),
             transport: c"".as_ptr(),
             topology: null(),
+            nics: null(),
+            nic_count: 0,
+            topology_handle: null_mut(),
         };
         let names: Vec<String> = devices.map(|device| format!("\"fake{device}\"")).collect();
         let matrix = CString::new(format!("{{\"cpu:0\": [[{}], []]}}", names.join(", "))).unwrap();
@@ -228,6 +231,9 @@ fn submitting(verbs: &Verbs, rounds: usize) {
             segment,
             remote_addr: (theirs + offset) as u64,
             length: BLOCK as u64,
+            retry_hint: 0,
+            transport_hint: 0,
+            group: 0,
         }
     };
     let build = |first: usize, row: &Row| -> Vec<te_transfer_request> {

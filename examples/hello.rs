@@ -8,7 +8,7 @@ use std::error::Error;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: both vectors outlive the engines, and nobody else touches them while the transfer runs.
     let [local, remote] = unsafe { [range_of(&mut source)?, range_of(&mut target)?] };
 
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let initiator = Engine::create(&options, Config::from_environment())?;
     let server = Engine::create(&options, Config::from_environment())?;
     initiator.install_transport("tcp", None)?;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = MemoryOptions { location: "*".into(), remote_accessible: true, counted: false, parallelism: None, publish: true };
     server.register(remote, &memory)?;
     let segment = initiator.open_segment(&server.name())?;
-    let request = Request { opcode: Opcode::Write, local, segment, remote_address: remote.address() };
+    let request = Request { opcode: Opcode::Write, local, segment, remote_address: remote.address(), hints: Hints::default() };
     for status in initiator.transfer(&[request], SubmitOptions::default())? {
         if let Some(error) = status.error {
             return Err(error.into());

@@ -42,9 +42,10 @@
 // the first version or above 4096 are refused. Fields named `reserved` must be zero. A NULL pointer to an
 // options struct stands for all defaults.
 //
-// Handles. Engines and pools are keys, not addresses; segments, batches and leases are numbers. One that was destroyed,
-// freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used again for something else. The
-// handle of an engine serves the functions of transfer_engine_c.h as well, and the other way round.
+// Handles. Engines, pools, topologies and stores are keys, not addresses; segments, batches and leases are
+// numbers. One that was destroyed, freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used
+// again for something else. The handle of an engine serves the functions of transfer_engine_c.h as well, and
+// the other way round.
 //
 // Threads. Any thread may call any function at any time, also on the same engine, batch or segment, unless a
 // function says otherwise. te_engine_destroy wakes up the threads that wait in other calls on the engine.
@@ -52,8 +53,8 @@
 // Memory. The memory of a transfer must stay valid until the transfer is over, registered memory until it is
 // unregistered. Memory of the caller may be freed once te_unregister_local_memory has returned 0.
 //
-// Processes. A child made by fork() cannot use its parent's engines and pools: calls give TE_ERR_FORKED. It may
-// create its own.
+// Processes. A child made by fork() cannot use its parent's engines, pools, topologies and stores: calls give
+// TE_ERR_FORKED. It may create its own.
 //
 // Signals. The library installs no signal handler (but see enableGracefulShutdown), never ends the process,
 // and never writes to standard output.
@@ -69,7 +70,7 @@ extern "C" {
 #endif
 
 // ----------------------------------------------------------------------------------------------------
-// Version, errors and log
+// Version, errors, texts and log
 
 /// How important a line of the log is. A level includes those above it.
 typedef enum te_log_level {
@@ -185,6 +186,10 @@ const char *te_last_error(void);
 /// The name of a status, such as "TE_ERR_TIMEOUT"; "unknown" for other numbers. The text is static.
 const char *te_status_name(te_status status);
 
+/// Frees a text that a function of this interface gave by a `char **`. NULL is fine. The text is from
+/// malloc(), so free() does as well.
+void te_free_text(char *text);
+
 /// Sends the log of all engines of this process to `callback` instead of to standard error.
 ///
 /// `callback` gets the lines of `level` (a te_log_level) and those more important, and `user_data` with each.
@@ -192,6 +197,79 @@ const char *te_status_name(te_status status);
 /// no thread is inside the callback that was set before, so `user_data` may be freed. Errors:
 /// TE_ERR_INVALID_ARGUMENT for an unknown level, or when called by a log callback.
 te_status te_set_log_callback(te_log_callback callback, void *user_data, int32_t level);
+
+// ----------------------------------------------------------------------------------------------------
+// Topologies
+//
+// A topology says which NICs serve which memory: for each location, such as "cpu:0" or "cuda:1", the NICs to
+// prefer and those that may be used as well. It is looked up in the hardware, or given as a NIC priority
+// matrix: {"cpu:0": [["mlx5_0"], ["mlx5_1"]], ...} in JSON. An engine has one of its own; a program that
+// wants to see or change it before a transport is installed makes one, and gives it to the engine in
+// te_engine_options. A change of a topology holds for transports that are installed later.
+
+/// A topology.
+typedef struct te_topology te_topology;
+
+/// Creates a topology with nothing in it. Free it with te_topology_destroy.
+te_status te_topology_create(te_topology **topology);
+
+/// Destroys the handle of a topology. Engines that have it keep it. NULL is fine and does nothing.
+te_status te_topology_destroy(te_topology *topology);
+
+/// Looks at the NICs of this machine and puts them in, in place of what was there: a location for each NUMA
+/// node, whose own NICs are preferred, while all others may be used. A machine without NICs is no error.
+///
+/// Only NICs that the process may open and of which a port is up. `nics` is an array of `count` names of
+/// those to take; any if there are none. The environment variable MC_TE_FILTERS, read at each call, holds as
+/// well.
+te_status te_topology_discover(te_topology *topology, const char *const *nics, size_t count);
+
+/// Puts a NIC priority matrix in, in place of what was there. It may name NICs that this machine does not have.
+///
+/// Errors: TE_ERR_MALFORMED_JSON; what was there stays.
+te_status te_topology_parse(te_topology *topology,
+                            const char *json);
+
+/// Gives the NIC priority matrix, without NICs that are disabled; "{}" if there is nothing in it. `json`
+/// receives a text that the caller frees with te_free_text.
+te_status te_topology_json(te_topology *topology, char **json);
+
+/// Gives the name of NIC number `index`. NICs are numbered from 0, in the order in which the matrix names
+/// them for the first time, locations being in the order of their texts and preferred NICs before others. One
+/// that is disabled keeps its number.
+///
+/// `name` receives a text that the caller frees with te_free_text. Errors: TE_ERR_DEVICE_NOT_FOUND for a
+/// number beyond the last.
+te_status te_topology_nic_name(te_topology *topology, size_t index, char **name);
+
+/// Describes the NICs, as the system knows them, and which one serves which memory: in JSON if `as_json` is
+/// not 0, an object with "local_nics" and "topology", else for people.
+///
+/// `text` receives a text that the caller frees with te_free_text.
+te_status te_topology_links(te_topology *topology, int as_json, char **text);
+
+/// Chooses a NIC for memory at `location`, as transports do. "*" is a location that all NICs serve.
+///
+/// `retry` 0 takes one of the preferred NICs, at random, or in turn if the environment variable
+/// MC_PATH_ROUNDROBIN said so when the topology was made; that of the name `hint`, which may be NULL, if it
+/// is one of them. 1 and more walk through the preferred NICs and then the others. `index` receives the
+/// number of the NIC. Errors: TE_ERR_DEVICE_NOT_FOUND if there is no such location, or no NIC for it.
+te_status te_topology_select(te_topology *topology,
+                             const char *location,
+                             const char *hint,
+                             uint32_t retry,
+                             size_t *index);
+
+/// Takes a NIC out of all lists, until something is put in anew. Errors: TE_ERR_DEVICE_NOT_FOUND if there is
+/// none of that name.
+te_status te_topology_disable(te_topology *topology, const char *nic);
+
+/// Has an address of this program stand for a topology, for a class that has one before it has an engine:
+/// showLinks and discoverTopology of transfer_engine_c.h work on a cast of the address, too.
+///
+/// As te_engine_set_alias, which may give the address to an engine later. Errors: those of it, and
+/// TE_ERR_INVALID_ARGUMENT for the address of an engine.
+te_status te_topology_set_alias(te_topology *topology, const void *address);
 
 // ----------------------------------------------------------------------------------------------------
 // Engine
@@ -219,11 +297,21 @@ typedef struct te_engine_options {
     /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
     /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     const char *server_name;
-    /// The transport to install: "tcp" (also if NULL), "rdma", or "" for none yet.
+    /// The transport to install: "tcp" (also if NULL), "rdma", "auto" for RDMA where a NIC is found that can
+    /// be used and TCP elsewhere, or "" for none yet.
     const char *transport;
     /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
     /// for it.
     const char *topology;
+    /// Names of the NICs that may be found when the engine looks at the hardware: an array of `nic_count`.
+    /// NULL: any. MC_TE_FILTERS holds as well.
+    const char *const *nics;
+    /// Number of the names.
+    size_t nic_count;
+    /// A topology that the engine has in place of one of its own, and goes on having when this handle is
+    /// destroyed: what the engine finds or is given goes there, and a transport that is installed without a
+    /// matrix of its own goes by what is there then. NULL: its own, which te_engine_topology gives.
+    te_topology *topology_handle;
 } te_engine_options;
 
 /// Creates an engine and starts to serve peers. Free it with te_engine_destroy.
@@ -254,12 +342,56 @@ te_status te_engine_address(te_engine *engine,
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
 ///
-/// `protocol` is "tcp" or "rdma". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
-/// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
-/// protocols that this build lacks.
-te_status te_install_transport(te_engine *engine,
-                               const char *protocol,
-                               const char *topology);
+/// `protocol` is "tcp", "rdma" or "auto", which looks at the hardware and installs the better one. `topology`
+/// is a NIC priority matrix in JSON, which takes the place of what is in the engine's topology, or NULL. On
+/// failure the engine is as it was before. Calls that register or unregister memory wait meanwhile. Errors:
+/// TE_ERR_NOT_IMPLEMENTED for protocols that this build lacks.
+te_status te_install_transport(te_engine *engine, const char *protocol, const char *topology);
+
+/// Tells whether a transport is installed: `installed` receives 1, or 0. `protocol` is "tcp", "rdma", or any
+/// other text, which is the name of none.
+te_status te_has_transport(te_engine *engine, const char *protocol, int *installed);
+
+/// Gives a handle of the topology of an engine: the very one that was given when it was created, or the
+/// engine's own. Free it with te_topology_destroy; it may outlive the engine.
+te_status te_engine_topology(te_engine *engine, te_topology **topology);
+
+/// Describes the NICs of an engine and which one serves which memory: in JSON if `as_json` is not 0, else for
+/// people. As te_topology_links, but of NICs that a transport uses it tells the port and the address that are
+/// in use.
+///
+/// `text` receives a text that the caller frees with te_free_text.
+te_status te_engine_links(te_engine *engine, int as_json, char **text);
+
+/// Has an address of this program stand for an engine, in this interface and in that of transfer_engine_c.h:
+/// a class that wraps an engine gives its object's, and a cast of the object's address to te_engine * or
+/// transfer_engine_t does as well as the handle.
+///
+/// It does so until the engine is destroyed, or another address is given, or NULL, which gives none. What
+/// else stood for the address, an engine or a topology, is not found by it any more. The memory there is
+/// never looked at. A call by an address takes some ten nanoseconds more. Errors: TE_ERR_INVALID_ARGUMENT for
+/// an address that looks like a handle; TE_ERR_LIMIT when 1024 addresses of the process stand for something.
+te_status te_engine_set_alias(te_engine *engine, const void *address);
+
+/// Has the metadata server told of all memory that has been registered and unregistered so far, also with
+/// TE_PUBLISH_LATER, and returns when it knows. Without a metadata server there is nothing to do: peers ask
+/// the engine itself.
+///
+/// Errors: TE_ERR_METADATA, and it is tried again in the background.
+te_status te_publish(te_engine *engine);
+
+/// Writes to the metadata server where this engine is reached, whatever it has about that. The engine looks
+/// after it by itself every two seconds; this is for a program that cannot wait. Without a metadata server
+/// there is nothing to do.
+///
+/// Errors: TE_ERR_METADATA.
+te_status te_publish_address(te_engine *engine);
+
+/// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte
+/// moves, peers are no longer served, and the engine touches no memory of the program any more; calls on it
+/// give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
+/// it when its handle is of no use any more. Doing it twice gives 0.
+te_status te_shut_down(te_engine *engine);
 
 // ----------------------------------------------------------------------------------------------------
 // Memory
@@ -345,6 +477,18 @@ typedef struct te_memory_region {
     char location[64];
 } te_memory_region;
 
+/// A part of a range of memory that is in one place.
+typedef struct te_location_entry {
+    /// sizeof(te_location_entry). Functions that fill arrays set it.
+    size_t struct_size;
+    /// First byte.
+    uint64_t addr;
+    /// Length in bytes.
+    uint64_t length;
+    /// Where it is, with a NUL at its end: "cpu:0" for a NUMA node, "*" if it is not known.
+    char location[64];
+} te_location_entry;
+
 /// What registering a range with devices took, in nanoseconds. Of ranges that were registered in one call each
 /// shows what the whole call took.
 typedef struct te_registration_cost {
@@ -423,6 +567,33 @@ te_status te_unregister_local_memory_batch(te_engine *engine, void *const *addrs
 /// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
 te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_region *region);
 
+/// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also
+/// one that is being registered or unregistered, and describes it in `region`.
+///
+/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED if there is none, as for
+/// no bytes.
+te_status te_find_overlap(te_engine *engine,
+                          const void *addr,
+                          size_t length,
+                          te_memory_region *region);
+
+/// Finds out where memory of this process is. Pages that the process has not touched have no place yet: they
+/// count as "*", and stay untouched.
+///
+/// The `length` bytes at `addr`, which need not be registered, are described in order of address, as parts
+/// that touch. With `first_page_only` other than 0 it is one part, which is where its first page is; else
+/// each page is asked for, which takes one system call for 512 pages. `entries` is an array of `capacity`
+/// elements of `entry_size` bytes, sizeof(te_location_entry); it may be NULL if `capacity` is 0. `count`
+/// receives how many parts there are, which may be more than `capacity`; the first `capacity` are described
+/// then. Errors: TE_ERR_INVALID_ARGUMENT for a range that is NULL or runs past the end of the address space.
+te_status te_memory_location(const void *addr,
+                             size_t length,
+                             int first_page_only,
+                             te_location_entry *entries,
+                             size_t entry_size,
+                             size_t capacity,
+                             size_t *count);
+
 /// Tells what registering the range took that holds the byte at `addr`, and what of that was each device's.
 ///
 /// Set `cost->struct_size` before the call. `devices` is an array of `capacity` elements of `device_size` bytes,
@@ -452,8 +623,9 @@ te_status te_list_local_memory(te_engine *engine,
 // Segments
 //
 // A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
-// engine that opened it, for as long as that engine lives (or removeLocalSegment is called for it). The engine keeps what it knows of a segment, and
-// looks anew by itself when a transfer fails because the peer has changed or was started again.
+// engine that opened it, for as long as that engine lives (or te_forget_segment is called for it). The
+// engine keeps what it knows of a segment, and looks anew by itself when a transfer fails because the peer
+// has changed or was started again.
 
 /// A segment.
 typedef uint64_t te_segment;
@@ -499,6 +671,24 @@ te_status te_list_segment_memory(te_engine *engine,
 ///
 /// Errors: TE_ERR_DNS, TE_ERR_SOCKET, and TE_ERR_MALFORMED_JSON if something else answers there.
 te_status te_probe_segment(te_engine *engine, te_segment segment);
+
+/// Asks the engine that is called `name` whether it is alive, as te_probe_segment; its segment need not be open.
+te_status te_probe(te_engine *engine,
+                   const char *name);
+
+/// Forgets what is known here of the segment of that name. Its number becomes invalid, connections to the
+/// peer are closed when they are idle, and opening it again asks the peer and gives another number. A name
+/// that is not open is no error.
+te_status te_forget_segment(te_engine *engine, const char *name);
+
+/// Gives the descriptor of a segment in JSON: what the peer tells of itself, as it is kept at metadata
+/// servers. TE_LOCAL_SEGMENT gives what peers are told of this engine.
+///
+/// As far as it is known here, or, with `refresh` other than 0, after asking as te_refresh_segment does, with
+/// its errors. `json` receives a text that the caller frees with te_free_text: an object with "name",
+/// "protocol", "buffers" in the peer's order of registration, each with "addr" and "length", and so on.
+/// Errors: TE_ERR_METADATA for TE_LOCAL_SEGMENT as long as no transport is installed.
+te_status te_segment_json(te_engine *engine, te_segment segment, int refresh, char **json);
 
 // ----------------------------------------------------------------------------------------------------
 // Transfers
@@ -550,6 +740,17 @@ typedef struct te_transfer_request {
     uint64_t remote_addr;
     /// Length of both ranges in bytes. 0 completes at once.
     uint64_t length;
+    /// How often the program has tried this transfer before; 0: it has not. Over RDMA each number takes
+    /// another pair of NICs than the one before, as far as there are some, instead of the next preferred one.
+    /// Tries that the engine makes by itself come on top. Other transports have no use for it.
+    uint32_t retry_hint;
+    /// Has no effect at present: which transport to prefer.
+    uint32_t transport_hint;
+    /// Requests of one batch with the same number other than 0 go the same way one after the other, in the
+    /// order in which they were submitted: over the same connection with TCP, over the same queue pair with
+    /// RDMA, which moves a long one by one pair of NICs then. What fails there and is tried again goes
+    /// anywhere. 0: any way.
+    uint64_t group;
 } te_transfer_request;
 
 /// Options of a set of requests that are submitted together.
@@ -1047,6 +1248,9 @@ typedef struct te_notification {
 /// failure of the connection it is not known whether the message arrived; it never arrives twice.
 te_status te_notify(te_engine *engine, te_segment segment, const char *name, const char *message);
 
+/// Sends a message to the engine that is called `peer`, as te_notify; its segment need not be open.
+te_status te_notify_name(te_engine *engine, const char *peer, const char *name, const char *message);
+
 /// Takes all messages that have arrived at this engine, in the order of their arrival. Never blocks.
 ///
 /// `list` receives an array of `count` messages, which the caller frees with te_free_notifications, or NULL
@@ -1123,8 +1327,175 @@ typedef struct te_statistics {
     uint64_t deregistration_ns;
 } te_statistics;
 
+/// What a NIC is doing.
+typedef struct te_nic_load {
+    /// sizeof(te_nic_load). Functions that fill arrays set it.
+    size_t struct_size;
+    /// Bytes of work that it has been given and that has not ended.
+    uint64_t bytes_in_flight;
+    /// Bytes a second that it has moved lately, averaged while it had work; 0 if it never had.
+    double bytes_per_second;
+    /// The NIC, such as "mlx5_0", with a NUL at its end; longer names are cut.
+    char name[64];
+} te_nic_load;
+
 /// Tells what the engine has counted. Set `statistics->struct_size` before the call.
 te_status te_get_statistics(te_engine *engine, te_statistics *statistics);
+
+/// Tells what each NIC of an engine is doing; there are none without RDMA.
+///
+/// `loads` is an array of `capacity` elements of `load_size` bytes, sizeof(te_nic_load); it may be NULL if
+/// `capacity` is 0. `count` receives how many NICs there are, which may be more than `capacity`; the first
+/// `capacity` are described then.
+te_status te_nic_loads(te_engine *engine,
+                       te_nic_load *loads,
+                       size_t load_size,
+                       size_t capacity,
+                       size_t *count);
+
+// ----------------------------------------------------------------------------------------------------
+// Metadata servers
+//
+// A metadata server keeps texts under keys; engines look after what they keep there by themselves. These
+// functions are for programs that look for or clean up what is there, with or without an engine. Keys and
+// values are used as they are: engines put "mooncake/" and MC_METADATA_CLUSTER_ID before theirs.
+//
+// Each call ends within five seconds, whatever the server does.
+
+/// A metadata server that is in use.
+typedef struct te_store te_store;
+
+/// Makes a metadata server ready for use. Free it with te_store_close. Asks nobody: a server that is away
+/// shows at the first call.
+///
+/// `uri` is as in te_engine_options. Errors: TE_ERR_NOT_IMPLEMENTED for an unknown kind of server;
+/// TE_ERR_INVALID_ARGUMENT for what names none, such as "P2PHANDSHAKE".
+te_status te_store_open(const char *uri, te_store **store);
+
+/// Closes a metadata server: its connections end, and calls on it give TE_ERR_INVALID_HANDLE. Waits for those
+/// that are under way. NULL is fine and does nothing.
+te_status te_store_close(te_store *store);
+
+/// Asks for the text under a key. `value` receives a text that the caller frees with te_free_text, or NULL if
+/// there is none under the key.
+///
+/// Errors: TE_ERR_METADATA if the server cannot be asked.
+te_status te_store_get(te_store *store, const char *key, char **value);
+
+/// Puts a text under a key, in place of what was there. Servers of Mooncake expect JSON. Line breaks at the
+/// end may be left out.
+///
+/// Errors: TE_ERR_METADATA; then it is not known whether it was put there.
+te_status te_store_put(te_store *store, const char *key, const char *value);
+
+/// Removes what is under a key. That there is nothing is no error.
+///
+/// Errors: TE_ERR_METADATA; then it is not known whether it was removed.
+te_status te_store_remove(te_store *store, const char *key);
+
+// ----------------------------------------------------------------------------------------------------
+// Configuration
+//
+// What the environment variables MC_* and TE_* say. An engine takes it down when it is created;
+// docs/configuration.md has them all.
+
+/// The configuration. Each field is as the variable named says, or its default.
+typedef struct te_configuration {
+    /// sizeof(te_configuration).
+    size_t struct_size;
+    /// MC_MAX_MR_SIZE: longest piece of memory that is registered with a NIC at once, in bytes.
+    uint64_t max_mr_size;
+    /// MC_SLICE_SIZE: bytes of a slice.
+    uint64_t slice_size;
+    /// A slice takes the remainder of a request if it is longer by at most as many bytes: see MC_FRAGMENT_RATIO.
+    uint64_t fragment_limit;
+    /// MC_HANDSHAKE_MAX_LENGTH: longest request that the handshake channel accepts, in bytes.
+    uint64_t handshake_max_length;
+    /// MC_TE_METADATA_REFRESH_INTERVAL_SECONDS; 0: never.
+    uint64_t metadata_refresh_interval_s;
+    /// MC_SLICE_TIMEOUT in seconds; 0: it is not set.
+    uint64_t slice_timeout_s;
+    /// MC_HANDSHAKE_PORT: port of a peer whose name has none.
+    uint32_t handshake_port;
+    /// MC_HANDSHAKE_LISTEN_BACKLOG.
+    uint32_t handshake_backlog;
+    /// MC_HANDSHAKE_CONNECT_TIMEOUT in seconds.
+    uint32_t handshake_connect_timeout_s;
+    /// MC_MIN_RPC_PORT: lowest port that is drawn.
+    uint32_t min_rpc_port;
+    /// MC_MAX_RPC_PORT: highest port that is drawn.
+    uint32_t max_rpc_port;
+    /// MC_USE_IPV6: 1 if it is set, else 0.
+    uint32_t use_ipv6;
+    /// 1 if descriptors of peers are kept, 0 if MC_DISABLE_METACACHE is set.
+    uint32_t metadata_cache;
+    /// MC_LOG_LEVEL: a te_log_level.
+    uint32_t log_level;
+    /// MC_ENABLE_PARALLEL_REG_MR: 1, 0, or -1 for as it is faster.
+    int32_t parallel_registration;
+    /// MC_MAX_CONCURRENT_REG_MR: threads that register memory at a time; 0: as many as there are CPUs.
+    uint32_t registration_threads;
+    /// MC_IB_PORT: port of each NIC.
+    uint32_t ib_port;
+    /// MC_GID_INDEX; -1: the best kind.
+    int32_t gid_index;
+    /// MC_PKEY_INDEX.
+    uint32_t pkey_index;
+    /// MC_IB_TC; -1: it is not set.
+    int32_t ib_traffic_class;
+    /// MC_IB_SL; -1: it is not set.
+    int32_t ib_service_level;
+    /// MC_MTU in bytes.
+    uint32_t mtu;
+    /// MC_NUM_CQ_PER_CTX: completion queues of a NIC.
+    uint32_t completion_queues;
+    /// MC_MAX_CQE_PER_CTX: entries of a completion queue.
+    uint32_t completion_queue_entries;
+    /// MC_MAX_EP_PER_CTX: endpoints of a NIC.
+    uint32_t max_endpoints;
+    /// MC_NUM_QP_PER_EP: queue pairs of an endpoint.
+    uint32_t queue_pairs_per_endpoint;
+    /// MC_MAX_SGE.
+    uint32_t max_pieces;
+    /// MC_MAX_WR: work requests of a queue pair that may be under way.
+    uint32_t max_work_requests;
+    /// 1 if MC_MAX_WR is set, else 0.
+    uint32_t max_work_requests_is_set;
+    /// MC_MAX_INLINE in bytes.
+    uint32_t max_inline;
+    /// MC_RETRY_CNT: how often a slice is tried.
+    uint32_t retry_count;
+    /// MC_AUTO_GID_MAX_RETRIES.
+    uint32_t gid_retries;
+    /// MC_RDMA_RAIL_PAUSE_SECONDS.
+    uint32_t rail_pause_s;
+    /// MC_CONN_PAUSE_TTL_MS.
+    uint32_t reconnect_pause_ms;
+    /// MC_ENDPOINT_STORE_TYPE: 1 for SIEVE, 0 for FIFO.
+    uint32_t endpoint_sieve;
+    /// MC_IB_PCI_RELAXED_ORDERING: 0 if it forbids that, else 1.
+    uint32_t relaxed_ordering;
+    /// MC_PATH_ROUNDROBIN: 1 if NICs are chosen in turn, else 0.
+    uint32_t round_robin;
+    /// MC_ENABLE_DEST_DEVICE_AFFINITY: 1 if the peer's NIC of the same name is preferred, else 0.
+    uint32_t same_name_affinity;
+    /// MC_ENABLE_HCA_PEER_AFFINITY: 1 if MC_NIC_PEER_AFFINITY holds, else 0.
+    uint32_t peer_affinity;
+    /// MC_FORCE_TCP: 1 if it is set, else 0.
+    uint32_t force_tcp;
+    /// MC_FORCE_HCA: 1 if it is set, else 0.
+    uint32_t force_rdma;
+    /// MC_TCP_STATUS_TIMEOUT_SEC.
+    uint32_t tcp_status_timeout_s;
+    /// MC_TCP_LANES_PER_PEER: connections to one peer.
+    uint32_t tcp_lanes_per_peer;
+} te_configuration;
+
+/// Reads the environment, anew at each call, and tells what it says. Variables that are out of range have
+/// their defaults. Engines that are there already keep what they have.
+///
+/// Set `configuration->struct_size` before the call.
+te_status te_read_configuration(te_configuration *configuration);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,20 @@ use std::path::Path;
 use cbindgen::{Bindings, Builder, Config};
 
 /// The sections of te.h, in the order of the header.
-const SECTIONS: [&str; 9] = ["status", "engine", "memory", "segment", "transfer", "batch", "pool", "notification", "statistics"];
+const SECTIONS: [&str; 12] = [
+    "status",
+    "topology",
+    "engine",
+    "memory",
+    "segment",
+    "transfer",
+    "batch",
+    "pool",
+    "notification",
+    "statistics",
+    "store",
+    "configuration",
+];
 
 /// What upstream's header defines by macros. They are visible to everything that includes it, so they stay macros.
 const MACROS: &str = "\
@@ -176,12 +189,16 @@ HOLDS(STATUS_COMPLETED == 4 && STATUS_TIMEOUT == 5 && STATUS_FAILED == 6);
 HOLDS(sizeof(segment_handle_t) == 4 && sizeof(segment_id_t) == 4 && (segment_id_t)-1 < 0);
 HOLDS(sizeof(batch_id_t) == 8 && (batch_id_t)-1 > 0);
 
-SIZE(te_engine_options, 40);
+SIZE(te_engine_options, 64);
+AT(te_engine_options, nics, 40);
+AT(te_engine_options, topology_handle, 56);
 SIZE(te_memory_options, 32);
 SIZE(te_buffer, 16);
 SIZE(te_memory_region, 96);
 AT(te_memory_region, location, 32);
-SIZE(te_transfer_request, 40);
+SIZE(te_transfer_request, 56);
+AT(te_transfer_request, retry_hint, 40);
+AT(te_transfer_request, group, 48);
 AT(te_transfer_request, local, 8);
 SIZE(te_transfer_options, 40);
 SIZE(te_transfer_result, 24);
@@ -197,12 +214,17 @@ AT(te_pool_lease, addr, 24);
 SIZE(te_pool_statistics, 216);
 SIZE(te_pool_item, 32);
 SIZE(te_pool_transfer_options, 32);
+SIZE(te_location_entry, 88);
+AT(te_location_entry, location, 24);
+SIZE(te_nic_load, 88);
+AT(te_nic_load, name, 24);
+SIZE(te_configuration, 208);
 
 int use(te_engine *engine, void *buffer, te_log_callback callback);
 int use(te_engine *engine, void *buffer, te_log_callback callback) {
     struct transfer_request entry = {OPCODE_WRITE, 0, 1, 2, 3};
     struct transfer_status status;
-    te_transfer_request request = {TE_READ, 0, 0, TE_LOCAL_SEGMENT, 0, 0};
+    te_transfer_request request = {TE_READ, 0, 0, TE_LOCAL_SEGMENT, 0, 0, 0, 0, 0};
     struct te_transfer_options options = {sizeof options, 0, 0, NULL, NULL};
     te_transfer_result result = {sizeof result, 0, 0, 0};
     entry.source = request.local = buffer;

@@ -12,7 +12,7 @@ use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions, PEER_TO_PEER};
 use transfer_engine::sys::MemoryRange;
 use transfer_engine::topology::{Machine, Topology};
-use transfer_engine::transfer::{Batch, Request, State, SubmitOptions};
+use transfer_engine::transfer::{Batch, Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 use transfer_engine::transport::device::{Device, MemoryKey};
 use transfer_engine::transport::rdma::device::{Nic, PeerQueuePair, load_library};
@@ -153,7 +153,7 @@ fn the_machine_is_discovered_without_verbs() {
         assert_eq!(open(name).link().gid, link.gid);
     }
     let one = rxe.keys().next().unwrap();
-    assert_eq!(Topology::discover(&Machine::default(), std::slice::from_ref(one)).nics(), [one]);
+    assert_eq!(Topology::discover(&Machine::default(), &[std::slice::from_ref(one)]).nics(), [one]);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn engine(nics: &[&str]) -> Arc<Engine> {
 
 fn engine_with(nics: &[&str], config: Config) -> Arc<Engine> {
     let host = devices("rxe")[nics[0]].clone();
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: host, auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: host, ..EngineOptions::default() };
     let engine = Engine::create(&options, config).unwrap();
     let names: Vec<String> = nics.iter().map(|name| format!("\"{name}\"")).collect();
     engine.install_transport("rdma", Some(&format!(r#"{{"cpu:0":[[{}],[]]}}"#, names.join(",")))).unwrap();
@@ -348,14 +348,23 @@ fn register(engine: &Engine, memory: &Memory) {
 fn submit(engine: &Engine, opcode: Opcode, local: &Memory, segment: u64, remote: &Memory) -> Arc<Batch> {
     let batch = engine.allocate_batch(1).unwrap();
     let (local, remote_address) = (local.range(0, local.0.len()), remote.range(0, 1).address());
-    engine.submit(&batch, &[Request { opcode, local, segment, remote_address }], None, SubmitOptions::default()).unwrap();
+    engine
+        .submit(
+            &batch,
+            &[Request { opcode, local, segment, remote_address, hints: Hints::default() }],
+            None,
+            SubmitOptions::default(),
+        )
+        .unwrap();
     batch
 }
 
 /// Moves that many bytes from one beginning to the other.
 fn transfer(engine: &Engine, opcode: Opcode, local: &Memory, segment: u64, remote: &Memory, length: usize) -> State {
     let (local, remote_address) = (local.range(0, length), remote.range(0, length).address());
-    let statuses = engine.transfer(&[Request { opcode, local, segment, remote_address }], SubmitOptions::default()).unwrap();
+    let statuses = engine
+        .transfer(&[Request { opcode, local, segment, remote_address, hints: Hints::default() }], SubmitOptions::default())
+        .unwrap();
     if let Some(error) = &statuses[0].error {
         eprintln!("{error}");
     }
@@ -589,7 +598,9 @@ fn transfers_cross_the_borders_of_chunks() {
             memories[1 - source].0.fill(0);
             fill(&mut memories[source], LENGTH + 4096, from + length);
             let (local, remote_address) = (range(&memories, 0, from, length), range(&memories, 1, from, length).address());
-            let status = near.transfer(&[Request { opcode, local, segment, remote_address }], SubmitOptions::default()).unwrap();
+            let status = near
+                .transfer(&[Request { opcode, local, segment, remote_address, hints: Hints::default() }], SubmitOptions::default())
+                .unwrap();
             assert_eq!(status[0].state, State::Completed, "{opcode:?} of {length} from {from}: {:?}", status[0].error);
             let bytes = |side: usize| &memories[side].0[offsets[side] + from..][..length];
             assert!(bytes(0) == bytes(1), "{opcode:?} of {length} from {from}");

@@ -21,7 +21,7 @@ use transfer_engine::Code;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 const NODES: usize = 3;
@@ -147,7 +147,7 @@ impl Node {
 }
 
 fn engine() -> Arc<Engine> {
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, Config { tcp_io_threads: 2, ..Config::default() }).unwrap();
     engine.install_transport("tcp", None).unwrap();
     engine
@@ -229,7 +229,13 @@ impl Worker<'_> {
             local.check("a local buffer after its transfer");
             let opcode = if self.random.percent(50) { Opcode::Read } else { Opcode::Write };
             local.fill(self.random.bytes(remote.length));
-            requests.push(Request { opcode, local: local.range(), segment, remote_address: remote.address() });
+            requests.push(Request {
+                opcode,
+                local: local.range(),
+                segment,
+                remote_address: remote.address(),
+                hints: Hints::default(),
+            });
             asked.push(Asked { opcode, block, registered: remote.registered.is_some(), unregistered: false });
         }
         let soon = self.random.percent(15).then(|| Instant::now() + Duration::from_micros(self.random.below(3000)));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions, MemoryOptions};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 thread_local! {
@@ -56,7 +56,7 @@ const STRIDE: u64 = (BLOCKS + 1) * BLOCK;
 const REGIONS: u64 = 256;
 
 fn engine(config: &Config, nic: &str) -> Arc<Engine> {
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("rdma", Some(&format!("{{\"cpu:0\": [[\"{nic}\"], []]}}"))).unwrap();
     engine
@@ -91,7 +91,7 @@ fn a_submission_allocates_as_often_whatever_its_length() {
             .map(|at| {
                 let offset = region(at) * STRIDE + at % BLOCKS * BLOCK;
                 let (local, remote_address) = (range(ours + offset, BLOCK), theirs + offset);
-                Request { opcode: Opcode::Write, local, segment, remote_address }
+                Request { opcode: Opcode::Write, local, segment, remote_address, hints: Hints::default() }
             })
             .collect();
         let batch = near.allocate_batch(count as usize).unwrap();

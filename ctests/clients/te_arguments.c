@@ -41,6 +41,8 @@ static void all_refuse(te_engine *engine) {
     te_statistics statistics;
     te_segment segment;
     te_batch batch = 0;
+    te_topology *topology;
+    char *given;
     size_t count;
     int fd;
     memset(&region, 0, sizeof region);
@@ -54,6 +56,19 @@ static void all_refuse(te_engine *engine) {
 
     REFUSED(te_engine_address(engine, text, sizeof text));
     REFUSED(te_install_transport(engine, "tcp", NULL));
+    REFUSED(te_has_transport(engine, "tcp", &fd));
+    REFUSED(te_engine_topology(engine, &topology));
+    REFUSED(te_engine_links(engine, 0, &given));
+    REFUSED(te_engine_set_alias(engine, memory));
+    REFUSED(te_publish(engine));
+    REFUSED(te_publish_address(engine));
+    REFUSED(te_shut_down(engine));
+    REFUSED(te_find_overlap(engine, memory, sizeof memory, &region));
+    REFUSED(te_probe(engine, "127.0.0.1:1"));
+    REFUSED(te_forget_segment(engine, "127.0.0.1:1"));
+    REFUSED(te_segment_json(engine, TE_LOCAL_SEGMENT, 0, &given));
+    REFUSED(te_notify_name(engine, "127.0.0.1:1", "name", "message"));
+    REFUSED(te_nic_loads(engine, NULL, sizeof(te_nic_load), 0, &count));
     REFUSED(te_register_local_memory(engine, memory, sizeof memory, NULL));
     REFUSED(te_unregister_local_memory(engine, memory));
     REFUSED(te_register_local_memory_batch(engine, &buffer, sizeof buffer, 1, NULL));

@@ -27,7 +27,7 @@ pub fn run(data: &[u8]) {
     // So that a few strangers take them all.
     config.rdma.max_endpoints = 4;
     // What one input has connected is not for the next.
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config).expect("an engine can be made");
     engine.install_transport("rdma", Some(r#"{"cpu:0":[["fake0"],["fake1"]]}"#)).expect("RDMA can be installed");
     // It is loaded, and stays so.

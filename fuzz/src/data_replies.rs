@@ -9,7 +9,7 @@ use transfer_engine::config::Config;
 use transfer_engine::engine::Engine;
 use transfer_engine::handshake::{Listener, Notification, Server, Service};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 use super::arena::Arena;
@@ -89,7 +89,13 @@ pub fn run(data: &[u8]) {
         let address = BASE + (number * PAGE + OFFSET) as u64;
         // SAFETY: the arena lives as long as the process, and nobody holds references to its bytes but as atomics.
         let local = unsafe { MemoryRange::new(address, *length as u64) }.expect("it does not wrap");
-        submitted.push(Request { opcode: *opcode, local, segment, remote_address: REMOTE + (number * PAGE) as u64 });
+        submitted.push(Request {
+            opcode: *opcode,
+            local,
+            segment,
+            remote_address: REMOTE + (number * PAGE) as u64,
+            hints: Hints::default(),
+        });
     }
     let options = SubmitOptions { deadline: None, stall: Some(Duration::from_secs(10)) };
     let statuses = engine.transfer(&submitted, options).expect("it is started");

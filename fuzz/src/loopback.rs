@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An engine with the TCP transport that lives as long as the process.
 pub fn engine(config: Config) -> Arc<Engine> {
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config).expect("an engine can be made");
     engine.install_transport("tcp", None).expect("TCP can be installed");
     engine

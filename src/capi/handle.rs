@@ -1,4 +1,4 @@
-//! The tables of engines and of pools: what C has in its hands is a key of one of them, never an address.
+//! The tables of engines, pools, topologies and stores: what C has in its hands is a key of one of them, never an address.
 //!
 //! A key looks like a pointer that no process can have (its upper bits are not those of an address), is drawn
 //! from a counter that never turns back, and carries the generation of its process. So a stale, foreign or
@@ -6,7 +6,11 @@
 //! touching a lock: a child starts with empty tables of its own, because threads of the parent may have
 //! held the locks of the old ones.
 //!
-//! What follows is said of engines; it goes for pools as well, which are destroyed by closing them, or with their engine.
+//! What follows is said of engines; it goes for the others as well: pools, which are destroyed by closing them, or with their engine,
+//! topologies, and stores.
+//!
+//! An engine or a topology may have an address of the program as a second key, see [`alias`](super::alias): it is looked for where a handle is no key,
+//! and goes with the key. `aliases` of the table of engines is held by whoever changes one.
 //!
 //! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the
 //! key, so that new calls find nothing; shuts the engine down, which wakes those that wait inside; and waits
@@ -38,11 +42,14 @@ use loom::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atom
 #[cfg(not(all(test, loom)))]
 use std::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicUsize};
 
+use crate::capi::alias::ALIASES;
 use crate::capi::guard;
 use crate::engine::Engine;
 use crate::error::{Code, Error, Result};
+use crate::metadata::store::Store;
 use crate::pool::Pool;
 use crate::sys::fork;
+use crate::topology::LiveTopology;
 
 /// Makes the engine known under a new key.
 pub fn insert(engine: Arc<Engine>) -> Key {
@@ -50,15 +57,17 @@ pub fn insert(engine: Arc<Engine>) -> Key {
 }
 
 /// Begins a call on an engine.
-pub fn enter(key: u64) -> Result<Call<Engine>> {
-    engines(ENGINE.check(key)?).enter(key)
+pub fn enter(handle: u64) -> Result<Call<Engine>> {
+    let (key, generation) = ENGINE.resolve(handle)?;
+    engines(generation).enter(key)
 }
 
 /// Ends an engine with its pools, and their keys. Returns when no other thread is inside a call on one of them.
-pub fn destroy(key: u64) -> Result<()> {
-    let generation = ENGINE.check(key)?;
+pub fn destroy(handle: u64) -> Result<()> {
+    let (key, generation) = ENGINE.resolve(handle)?;
     let mut destroyed = std::ptr::null();
     engines(generation).destroy(key, |engine| {
+        remove_alias(key, generation);
         destroyed = engine;
         engine.shutdown();
     })?;
@@ -67,13 +76,14 @@ pub fn destroy(key: u64) -> Result<()> {
 }
 
 /// Marks an engine for [`take_marked`].
-pub fn mark(key: u64) -> Result<()> {
-    engines(ENGINE.check(key)?).enter(key)?.entry.marked.store(true, Ordering::Relaxed);
+pub fn mark(handle: u64) -> Result<()> {
+    enter(handle)?.entry.marked.store(true, Ordering::Relaxed);
     Ok(())
 }
 
 /// Takes all marked engines out of the table. Calls that are inside go on.
 pub fn take_marked() -> Vec<Arc<Engine>> {
+    // Their aliases lead to keys that name nothing from now on.
     engines(fork::generation()).take_marked()
 }
 
@@ -97,13 +107,15 @@ pub fn insert_pool(engine: Weak<Engine>, pool: Arc<Pool>) -> Key {
 }
 
 /// Begins a call on a pool.
-pub fn enter_pool(key: u64) -> Result<Call<EnginePool>> {
-    pools(POOL.check(key)?).enter(key)
+pub fn enter_pool(handle: u64) -> Result<Call<EnginePool>> {
+    let (key, generation) = POOL.resolve(handle)?;
+    pools(generation).enter(key)
 }
 
 /// Closes a pool, and ends its key. Returns when no other thread is inside a call on it.
-pub fn close_pool(key: u64, limit: Option<Duration>) -> Result<()> {
-    let table = pools(POOL.check(key)?);
+pub fn close_pool(handle: u64, limit: Option<Duration>) -> Result<()> {
+    let (key, generation) = POOL.resolve(handle)?;
+    let table = pools(generation);
     let call = table.enter(key)?;
     let EnginePool { pool, .. } = call.target();
     call.target().engine()?.close_pool(pool, limit)?;
@@ -112,12 +124,100 @@ pub fn close_pool(key: u64, limit: Option<Duration>) -> Result<()> {
     Ok(())
 }
 
+/// Makes a topology known under a new key. Several keys may lead to one.
+pub fn insert_topology(topology: Arc<LiveTopology>) -> Key {
+    topologies(fork::generation()).insert(topology)
+}
+
+/// Begins a call on a topology.
+pub fn enter_topology(handle: u64) -> Result<Call<LiveTopology>> {
+    let (key, generation) = TOPOLOGY.resolve(handle)?;
+    topologies(generation).enter(key)
+}
+
+/// Ends a key of a topology. Returns when no other thread is inside a call by it.
+pub fn destroy_topology(handle: u64) -> Result<()> {
+    let (key, generation) = TOPOLOGY.resolve(handle)?;
+    topologies(generation).destroy(key, |_| remove_alias(key, generation))
+}
+
+/// Whether the handle is that of a topology, which may be gone.
+pub fn is_topology(handle: u64) -> bool {
+    TOPOLOGY.key_of(handle) >> TAG_SHIFT == TOPOLOGY.tag
+}
+
+/// A metadata server that the program uses itself.
+pub type OpenStore = Arc<dyn Store>;
+
+/// Makes a store known under a new key.
+pub fn insert_store(store: OpenStore) -> Key {
+    stores(fork::generation()).insert(Arc::new(store))
+}
+
+/// Begins a call on a store.
+pub fn enter_store(handle: u64) -> Result<Call<OpenStore>> {
+    let (key, generation) = STORE.resolve(handle)?;
+    stores(generation).enter(key)
+}
+
+/// Ends the key of a store. Returns when no other thread is inside a call on it.
+pub fn close_store(handle: u64) -> Result<()> {
+    let (key, generation) = STORE.resolve(handle)?;
+    stores(generation).destroy(key, |_| ())
+}
+
+/// Has the address stand for an engine until that is destroyed, in place of what it stood for, and in place of an earlier address of the
+/// engine. NULL takes the engine's away.
+pub fn set_engine_alias(handle: u64, address: u64) -> Result<()> {
+    let (key, generation) = ENGINE.resolve(handle)?;
+    let table = engines(generation);
+    set_alias(key, address, generation, |key| table.has(key).then_some(()).ok_or_else(|| table.nothing(key)))
+}
+
+/// The same for a topology, to which an engine's address is refused.
+pub fn set_topology_alias(handle: u64, address: u64) -> Result<()> {
+    let (key, generation) = TOPOLOGY.resolve(handle)?;
+    let table = topologies(generation);
+    set_alias(key, address, generation, |key| {
+        if !table.has(key) {
+            return Err(table.nothing(key));
+        }
+        match ALIASES.find(address) {
+            Some(other) if engines(generation).has(other) => {
+                Err(guard::invalid(format!("address {address:#x} stands for an engine, which a topology cannot replace")))
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+/// `check`, with the lock, whether the key may have it: an entry is taken out of its table before its alias is taken away.
+fn set_alias(key: u64, address: u64, generation: u32, check: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+    if KINDS.iter().any(|kind| address >> TAG_SHIFT == kind.tag) {
+        return Err(guard::invalid(format!("{address:#x} is no address of this process: it is a handle")));
+    }
+    let _writing = engines(generation).aliases.lock().unwrap_or_else(PoisonError::into_inner);
+    check(key)?;
+    match address {
+        0 => {
+            ALIASES.remove(key);
+            Ok(())
+        }
+        address => ALIASES.set(address, key),
+    }
+}
+
+fn remove_alias(key: u64, generation: u32) {
+    let _writing = engines(generation).aliases.lock().unwrap_or_else(PoisonError::into_inner);
+    ALIASES.remove(key);
+}
+
 /// A pointer that stands for an installed transport: never NULL, the same for the same protocol, and not to
 /// be dereferenced.
 pub fn transport_key(protocol: &str) -> *mut c_void {
     let hash =
         protocol.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    ((TRANSPORT_TAG << 56) | (hash >> 8)) as *mut c_void
+    ((TRANSPORT_TAG << TAG_SHIFT) | (hash >> 8)) as *mut c_void
 }
 
 /// What keys stand for. The tag is their upper byte: on no machine do addresses of a process begin with anything but 0.
@@ -128,7 +228,12 @@ struct Kind {
 
 const ENGINE: Kind = Kind { tag: 0x7e, name: "engine" };
 const POOL: Kind = Kind { tag: 0x5e, name: "pool" };
+const TOPOLOGY: Kind = Kind { tag: 0x4e, name: "topology" };
+const STORE: Kind = Kind { tag: 0x3e, name: "store" };
+const KINDS: [&Kind; 4] = [&ENGINE, &POOL, &TOPOLOGY, &STORE];
 const TRANSPORT_TAG: u64 = 0x6e;
+/// Where the tag begins.
+const TAG_SHIFT: u32 = 56;
 /// The lower part of keys: the number.
 const NUMBER_BITS: u32 = 40;
 
@@ -144,21 +249,30 @@ impl Key {
 }
 
 impl Kind {
-    /// The generation of this process, if the key may be one of its table.
-    fn check(&self, key: u64) -> Result<u32> {
+    /// The key that a handle is or, as an address of the program, stands for; else the handle, which names nothing.
+    fn key_of(&self, handle: u64) -> u64 {
+        match handle >> TAG_SHIFT == self.tag {
+            true => handle,
+            false => ALIASES.find(handle).unwrap_or(handle),
+        }
+    }
+
+    /// The key that a handle leads to, and the generation of this process, of whose table it may be.
+    fn resolve(&self, handle: u64) -> Result<(u64, u32)> {
         let name = self.name;
-        if key == 0 {
+        if handle == 0 {
             return Err(guard::invalid(format!("{name} is NULL")));
         }
+        let key = self.key_of(handle);
         let generation = fork::generation();
         let maker = (key >> NUMBER_BITS) as u16;
-        match key >> 56 == self.tag && (1..generation).contains(&u32::from(maker)) {
+        match key >> TAG_SHIFT == self.tag && (1..generation).contains(&u32::from(maker)) {
             // Not logged: a thread of the parent may have held a lock of the log.
             true => Err(Error::quiet(
                 Code::Forked,
-                format!("{name} {key:#x} belongs to the process that this one was forked from; create one here"),
+                format!("{name} {handle:#x} belongs to the process that this one was forked from; create one here"),
             )),
-            false => Ok(generation),
+            false => Ok((key, generation)),
         }
     }
 }
@@ -173,6 +287,18 @@ fn engines(generation: u32) -> &'static Table<Engine> {
 fn pools(generation: u32) -> &'static Table<EnginePool> {
     static TABLE: AtomicPtr<Table<EnginePool>> = AtomicPtr::new(std::ptr::null_mut());
     current(&TABLE, &POOL, generation)
+}
+
+/// The topologies of this process, which has that generation.
+fn topologies(generation: u32) -> &'static Table<LiveTopology> {
+    static TABLE: AtomicPtr<Table<LiveTopology>> = AtomicPtr::new(std::ptr::null_mut());
+    current(&TABLE, &TOPOLOGY, generation)
+}
+
+/// The stores of this process, which has that generation.
+fn stores(generation: u32) -> &'static Table<OpenStore> {
+    static TABLE: AtomicPtr<Table<OpenStore>> = AtomicPtr::new(std::ptr::null_mut());
+    current(&TABLE, &STORE, generation)
 }
 
 /// The table of that generation: the one at hand, or a new one.
@@ -197,6 +323,8 @@ struct Table<T> {
     kind: &'static Kind,
     generation: u32,
     entries: RwLock<Entries<T>>,
+    /// See the module.
+    aliases: Mutex<()>,
 }
 
 type Entries<T> = BTreeMap<u64, Arc<Entry<T>>>;
@@ -209,7 +337,7 @@ struct Entry<T> {
 
 impl<T> Table<T> {
     fn new(kind: &'static Kind, generation: u32) -> Table<T> {
-        Table { kind, generation, entries: RwLock::new(BTreeMap::new()) }
+        Table { kind, generation, entries: RwLock::new(BTreeMap::new()), aliases: Mutex::new(()) }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Entries<T>> {
@@ -224,10 +352,15 @@ impl<T> Table<T> {
         /// Drawn in all tables of a process and its children, so that no number ever means two things.
         static DRAWN: AtomicU64 = AtomicU64::new(0);
         let number = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
-        let key = (self.kind.tag << 56) | (u64::from(self.generation as u16) << NUMBER_BITS) | (number & ((1 << NUMBER_BITS) - 1));
+        let key =
+            (self.kind.tag << TAG_SHIFT) | (u64::from(self.generation as u16) << NUMBER_BITS) | (number & ((1 << NUMBER_BITS) - 1));
         let entry = Entry { target, gate: Gate::default(), marked: AtomicBool::new(false) };
         self.write().insert(key, Arc::new(entry));
         Key(key)
+    }
+
+    fn has(&self, key: u64) -> bool {
+        self.read().contains_key(&key)
     }
 
     fn enter(&self, key: u64) -> Result<Call<T>> {
@@ -307,6 +440,11 @@ impl<T> Call<T> {
     /// What the call is on.
     pub fn target(&self) -> &T {
         &self.entry.target
+    }
+
+    /// The same, for longer than the call.
+    pub fn shared(&self) -> Arc<T> {
+        self.entry.target.clone()
     }
 }
 
@@ -398,7 +536,7 @@ mod tests {
             assert_eq!(code(table.enter(garbage)), Some(Code::InvalidHandle), "{garbage:#x}");
             assert_eq!(code(enter(garbage)), Some(Code::InvalidHandle), "{garbage:#x}");
         }
-        assert_eq!(code(ENGINE.check(0)), Some(Code::InvalidArgument));
+        assert_eq!(code(ENGINE.resolve(0)), Some(Code::InvalidArgument));
         assert_eq!(code(enter(key.0)).unwrap(), Code::InvalidHandle, "a key of another table");
     }
 
@@ -488,12 +626,12 @@ mod tests {
         // As if a thread of the parent were in the middle of a change.
         let lock = here.write();
         let exit = fork_and_run(|| {
-            if code(ENGINE.check(key.0)) != Some(Code::Forked) || code(destroy(key.0)) != Some(Code::Forked) {
+            if code(ENGINE.resolve(key.0)) != Some(Code::Forked) || code(destroy(key.0)) != Some(Code::Forked) {
                 return 1;
             }
             let child = new_table();
             let own = child.insert(Arc::new("child"));
-            if own == key || code(ENGINE.check(own.0)).is_some() {
+            if own == key || code(ENGINE.resolve(own.0)).is_some() {
                 return 2;
             }
             if child.enter(own.0).map(|call| *call.target()).ok() == Some("child") { 42 } else { 3 }
@@ -501,6 +639,65 @@ mod tests {
         drop(lock);
         assert_eq!(exit, 42);
         assert!(here.enter(key.0).is_ok());
+    }
+
+    #[test]
+    fn an_alias_leads_to_the_key_and_in_a_child_to_the_parents() {
+        let key = new_table().insert(Arc::new("engine"));
+        let place = 0u8;
+        let address = &raw const place as u64;
+        assert_eq!(ENGINE.resolve(address).unwrap().0, address, "it names nothing yet");
+        let writing = engines(fork::generation()).aliases.lock().unwrap();
+        ALIASES.set(address, key.0).unwrap();
+        drop(writing);
+        assert_eq!(ENGINE.resolve(address).unwrap().0, key.0);
+        assert!(!is_topology(address));
+        // As if a thread of the parent were changing another.
+        let writing = engines(fork::generation()).aliases.lock().unwrap();
+        let exit = fork_and_run(|| match code(ENGINE.resolve(address)) {
+            Some(Code::Forked) => 42,
+            _ => 1,
+        });
+        drop(writing);
+        assert_eq!(exit, 42);
+        remove_alias(key.0, fork::generation());
+        assert_eq!(ENGINE.resolve(address).unwrap().0, address);
+    }
+
+    #[test]
+    fn an_engine_takes_the_address_of_a_topology_and_not_the_other_way_round() {
+        let topology = insert_topology(Arc::default());
+        let options = crate::engine::EngineOptions {
+            metadata: crate::engine::PEER_TO_PEER.into(),
+            server_name: "127.0.0.1".into(),
+            ..Default::default()
+        };
+        let engine = insert(Engine::create(&options, crate::config::Config::default()).unwrap());
+        let place = 0u8;
+        let address = &raw const place as u64;
+        assert!(!is_topology(address));
+        set_topology_alias(topology.0, address).unwrap();
+        assert!(is_topology(address) && enter_topology(address).is_ok());
+        assert_eq!(code(enter(address)), Some(Code::InvalidHandle));
+        set_engine_alias(engine.0, address).unwrap();
+        assert!(!is_topology(address) && enter(address).is_ok());
+        assert_eq!(code(set_topology_alias(topology.0, address)), Some(Code::InvalidArgument));
+        assert!(enter(address).is_ok());
+        // No address: the handle of an engine, of a pool, and of a topology.
+        for handle in [engine.0, POOL.tag << TAG_SHIFT, topology.0] {
+            assert_eq!(code(set_engine_alias(engine.0, handle)), Some(Code::InvalidArgument));
+        }
+        destroy(address).unwrap();
+        assert_eq!(code(enter(address)), Some(Code::InvalidHandle));
+        assert_eq!(code(set_engine_alias(engine.0, address)), Some(Code::InvalidHandle));
+        // The address is free for the next.
+        set_topology_alias(topology.0, address).unwrap();
+        set_topology_alias(topology.0, 0).unwrap();
+        assert!(!is_topology(address));
+        set_topology_alias(topology.0, address).unwrap();
+        destroy_topology(address).unwrap();
+        assert_eq!(code(enter_topology(address)), Some(Code::InvalidHandle));
+        assert_eq!(code(set_topology_alias(topology.0, address)), Some(Code::InvalidHandle));
     }
 }
 

@@ -3,9 +3,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::capi::guard;
 use crate::capi::mooncake::notify_msg;
 use crate::capi::te::notification::te_notification;
+use crate::capi::{guard, text};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
 
@@ -34,7 +34,7 @@ pub fn allocate(notifications: &[Notification]) -> Result<(*mut Message, usize)>
         return Err(out_of_memory(size_of_val(notifications)));
     }
     for (index, notification) in notifications.iter().enumerate() {
-        let message = Message { name: copy(&notification.name), text: copy(&notification.message) };
+        let message = Message { name: text::copy(&notification.name), text: text::copy(&notification.message) };
         // SAFETY: the array has this element.
         unsafe { array.add(index).write(message) };
         if message.name.is_null() || message.text.is_null() {
@@ -63,19 +63,6 @@ pub unsafe fn free(array: *mut Message, count: usize) -> Result<()> {
     // SAFETY: the array is from malloc or NULL.
     unsafe { libc::free(array.cast::<c_void>()) };
     Ok(())
-}
-
-/// A copy from `malloc`, with a NUL at its end; NULL if there is no memory.
-fn copy(text: &str) -> *mut c_char {
-    // SAFETY: malloc may be called with any size; the copy has room for the text and the NUL.
-    unsafe {
-        let copy = libc::malloc(text.len() + 1).cast::<u8>();
-        if !copy.is_null() {
-            std::ptr::copy_nonoverlapping(text.as_ptr(), copy, text.len());
-            copy.add(text.len()).write(0);
-        }
-        copy.cast()
-    }
 }
 
 fn out_of_memory(size: usize) -> Error {

@@ -5,7 +5,8 @@
 //! | [`te`] | our interface, `include/te.h` |
 //! | [`mooncake`] | upstream's interface, `include/transfer_engine_c.h` |
 //! | `guard` | what every function does: panics, codes, the text of the last error |
-//! | `handle` | the table of engines |
+//! | `handle` | the tables of what C has handles of |
+//! | `alias` | addresses of the program that stand for handles |
 //! | `growth` | structs that may be smaller or larger than we know them |
 //! | `memory`, `text`, `messages` | what C passes: ranges and arrays, strings, lists of notifications |
 //! | `shutdown` | `enableGracefulShutdown` |
@@ -21,6 +22,7 @@
 pub mod mooncake;
 pub mod te;
 
+mod alias;
 mod growth;
 mod guard;
 mod handle;

@@ -25,12 +25,13 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use crate::capi::te::topology::{links, te_topology_discover};
 use crate::capi::{guard, handle, memory, messages, text};
 use crate::config::Config;
 use crate::engine::{Engine, EngineOptions, MemoryOptions};
 use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
-use crate::transfer::{Request, State, SubmitOptions};
+use crate::transfer::{Hints, Request, State, SubmitOptions};
 use crate::transport::Opcode;
 
 // The header defines these three by macros, as it always has.
@@ -230,8 +231,12 @@ pub unsafe extern "C" fn createTransferEngine(
         let (metadata, server_name) = unsafe {
             (text::read(metadata_conn_string, "metadata_conn_string")?, text::read(local_server_name, "local_server_name")?)
         };
-        let options =
-            EngineOptions { metadata: metadata.to_owned(), server_name: server_name.to_owned(), auto_discover: auto_discover != 0 };
+        let options = EngineOptions {
+            metadata: metadata.to_owned(),
+            server_name: server_name.to_owned(),
+            auto_discover: auto_discover != 0,
+            ..EngineOptions::default()
+        };
         let engine = Engine::create(&options, Config::from_environment())?;
         Ok(handle::insert(engine).as_pointer())
     })
@@ -248,6 +253,10 @@ pub unsafe extern "C" fn destroyTransferEngine(engine: transfer_engine_t) {
 /// Looks at the NICs of this machine, for a later installTransport. Returns 0 or a negative number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn discoverTopology(engine: transfer_engine_t) -> c_int {
+    if handle::is_topology(engine as u64) {
+        // SAFETY: no names are passed.
+        return unsafe { te_topology_discover(engine.cast(), std::ptr::null(), 0) };
+    }
     negative(engine, |engine| engine.discover_topology())
 }
 
@@ -576,6 +585,13 @@ pub unsafe extern "C" fn enableGracefulShutdown(engine: transfer_engine_t) {
 /// negative number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn showLinks(engine: transfer_engine_t, buf: *mut c_char, buf_len: usize, json: c_int) -> c_int {
+    if handle::is_topology(engine as u64) {
+        return guard::call(guard::negative, || {
+            let call = handle::enter_topology(engine as u64)?;
+            // SAFETY: the caller passes a buffer of `buf_len` bytes.
+            unsafe { text::write_cut(buf, buf_len, &links(call.target(), json != 0)) }.map(|()| 0)
+        });
+    }
     // SAFETY: the caller passes a buffer of `buf_len` bytes.
     negative(engine, |engine| unsafe { text::write_cut(buf, buf_len, &engine.show_links(json != 0)) })
 }
@@ -641,7 +657,8 @@ unsafe fn submit(
             // SAFETY: as for this function.
             let local = unsafe { memory::local_range(entry.source, entry.length, index) }?;
             // A negative number becomes one that no segment has.
-            Ok(Request { opcode, local, segment: entry.target_id as u64, remote_address: entry.target_offset })
+            let (segment, remote_address) = (entry.target_id as u64, entry.target_offset);
+            Ok(Request { opcode, local, segment, remote_address, hints: Hints::default() })
         })
         .collect::<Result<Vec<_>>>()?;
     engine.submit(&batch, &requests, notification, SubmitOptions::default())

@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
 
 use crate::capi::guard;
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
 
 /// A text that must be there and be UTF-8. `name` is that of the argument.
@@ -87,6 +87,46 @@ pub unsafe fn write_whole(buffer: *mut c_char, size: usize, text: &str) -> Resul
     }
     // SAFETY: as for this function.
     unsafe { write_cut(buffer, size, text) }
+}
+
+/// A copy of a text from `malloc`, with a NUL at its end; C sees it end at its first NUL. NULL if there is no memory.
+pub fn copy(text: &str) -> *mut c_char {
+    // SAFETY: malloc may be called with any size; the copy has room for the text and the NUL.
+    unsafe {
+        let copy = libc::malloc(text.len() + 1).cast::<u8>();
+        if !copy.is_null() {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), copy, text.len());
+            copy.add(text.len()).write(0);
+        }
+        copy.cast()
+    }
+}
+
+/// Gives C a text of any length, which it frees: see [`copy`].
+///
+/// # Safety
+/// `output` must be NULL, or a place for a pointer if it is aligned.
+pub unsafe fn give(output: *mut *mut c_char, name: &str, text: impl FnOnce() -> Result<String>) -> Result<()> {
+    guard::check_output(output, name)?;
+    let text = text()?;
+    let copy = copy(&text);
+    if copy.is_null() {
+        return Err(Error::new(Code::Memory, format!("no memory for a text of {} bytes", text.len())));
+    }
+    // SAFETY: it is not NULL and aligned, and the caller passes a place for a pointer.
+    unsafe { output.write(copy) };
+    Ok(())
+}
+
+/// The texts of an array of C.
+///
+/// # Safety
+/// `texts` must have `count` elements, each as for [`read`].
+pub unsafe fn read_array(texts: *const *const c_char, count: usize, name: &str) -> Result<Vec<String>> {
+    guard::check_array(texts, size_of::<*const c_char>(), count, name)?;
+    // SAFETY: as for this function.
+    let element = |index| unsafe { read(texts.add(index).read_unaligned(), &format!("{name}[{index}]")).map(str::to_owned) };
+    (0..count).map(element).collect()
 }
 
 /// A copy of a text with a NUL at its end; a NUL inside becomes a space.

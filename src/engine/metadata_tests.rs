@@ -130,7 +130,7 @@ fn config() -> Config {
 
 /// The server is looked at when the test says so.
 pub(super) fn create_with(store: &Arc<ScriptedStore>, name: &str, config: Config) -> Result<Arc<Engine>> {
-    let options = EngineOptions { metadata: "the test's".into(), server_name: name.into(), auto_discover: false };
+    let options = EngineOptions { metadata: "the test's".into(), server_name: name.into(), ..EngineOptions::default() };
     Engine::create_with(&options, config, Some(store.clone()), Duration::from_secs(3600))
 }
 
@@ -777,4 +777,38 @@ fn descriptors_of_older_peers_and_of_several_protocols_are_usable() {
         assert_eq!(states(&statuses), [State::Completed], "{name}: {:?}", statuses[0].error);
     }
     assert_eq!(theirs.0, ours.0);
+}
+
+#[test]
+fn publishing_again_tells_of_what_was_left_for_later_and_writes_the_address_whatever_is_there() {
+    let store = Arc::new(ScriptedStore::default());
+    let memory = Memory::new(4096);
+    let engine = create(&store, "node");
+    engine.register(memory.range(0, 16), &later()).unwrap();
+    assert!(store.addresses("node").is_empty());
+    store.script().fates.push_back(Fate::Refused);
+    assert_eq!(engine.publish().unwrap_err().code(), Code::Metadata);
+    engine.publish().unwrap();
+    assert_eq!(store.addresses("node"), [memory.address()]);
+    let puts = store.script().descriptor_puts;
+    engine.publish().unwrap();
+    assert_eq!(store.script().descriptor_puts, puts, "the server has it already");
+
+    let key = "mooncake/rpc_meta/node";
+    let address = store.script().texts[key].clone();
+    store.script().texts.remove(key);
+    engine.publish_address().unwrap();
+    assert_eq!(store.script().texts[key], address);
+    let puts = store.script().address_puts;
+    engine.publish_address().unwrap();
+    assert_eq!(store.script().address_puts, puts + 1);
+    store.script().is_down = true;
+    assert_eq!(engine.publish_address().unwrap_err().code(), Code::Metadata);
+    store.script().is_down = false;
+    let own = SegmentDescriptor::decode(engine.segment_json(LOCAL_SEGMENT).unwrap().as_bytes(), &"the test").unwrap();
+    assert_eq!(own.buffers, store.descriptor("node").buffers);
+    engine.probe_name("node").unwrap();
+    assert_eq!(engine.probe_name("nobody").unwrap_err().code(), Code::Metadata);
+    // Before its memory goes.
+    engine.shutdown();
 }

@@ -45,7 +45,7 @@ use self::segments::{Fetcher, Segments};
 use crate::config::{Config, Parallelism};
 use crate::error::{Code, Error, Result};
 use crate::handshake::address::{HostPort, find_local_address};
-use crate::handshake::{Client, Listener, Notification, Server};
+use crate::handshake::{Client, Listener, Notification, Server, Service};
 use crate::metadata::store::{self, Store};
 use crate::metadata::{SegmentDescriptor, SegmentHeader};
 use crate::pool::{Pool, PoolOptions};
@@ -54,7 +54,7 @@ use crate::registry::{Owner, Region, RegionOptions, RegistrationCost, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
 use crate::telemetry::{Counters, Throughput};
-use crate::topology::{Machine, Topology};
+use crate::topology::{LiveTopology, Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
 #[cfg(feature = "rdma")]
 use crate::transport::Device;
@@ -67,11 +67,14 @@ use crate::transport::{NicLoad, Segment, Transport, Watchers};
 /// Metadata "server" of engines that find each other by address.
 pub const PEER_TO_PEER: &str = "P2PHANDSHAKE";
 
+/// Stands for the best transport there is.
+pub const AUTO: &str = "auto";
+
 /// Id of the own segment.
 pub const LOCAL_SEGMENT: u64 = 0;
 
 /// How an engine is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     /// `P2PHANDSHAKE`, or a metadata server: see [`store::connect`].
     pub metadata: String,
@@ -84,6 +87,10 @@ pub struct EngineOptions {
     pub server_name: String,
     /// Install the best transport there is at once.
     pub auto_discover: bool,
+    /// Names of the NICs that the engine may discover; all where it is empty. `MC_TE_FILTERS` holds as well.
+    pub nics: Vec<String>,
+    /// Where discovered NICs go, and by which transports choose theirs; the engine's own where not given.
+    pub topology: Option<Arc<LiveTopology>>,
 }
 
 /// What installing a transport changes of what peers are told.
@@ -159,7 +166,8 @@ pub struct Engine {
     batches: BatchTable,
     /// With their arenas.
     pools: Mutex<Vec<(Arc<Pool>, Arc<Region>)>>,
-    topology: Mutex<Topology>,
+    nics: Vec<String>,
+    topology: Arc<LiveTopology>,
     server: Server,
     background: Background,
     periodic: Mutex<Vec<Periodic>>,
@@ -235,7 +243,8 @@ impl Engine {
             watchers: Arc::default(),
             batches: BatchTable::default(),
             pools: Mutex::default(),
-            topology: Mutex::default(),
+            nics: options.nics.clone(),
+            topology: options.topology.clone().unwrap_or_else(|| Arc::new(LiveTopology::new(config.topology.round_robin))),
             server,
             background: Background::new("te-notify"),
             periodic: Mutex::default(),
@@ -255,11 +264,8 @@ impl Engine {
         if let Some(presence) = &self.presence {
             presence.announce()?;
         }
-        if options.auto_discover {
-            *self.topology.lock() = Topology::find(&Machine::default(), &self.config.topology);
-        }
         if options.auto_discover || self.config.force_tcp {
-            self.install_best()?;
+            self.install_best(None)?;
         }
         if self.presence.is_some() {
             let check = |engine: &Engine| engine.presence.iter().for_each(|presence| presence.check(&engine.fetcher.client));
@@ -311,23 +317,27 @@ impl Engine {
         }
     }
 
-    /// Installs `tcp` or `rdma`, or does nothing if it is installed. All memory registered so far becomes known to it. On an error nothing has
-    /// changed. `topology`: a NIC priority matrix as JSON, which replaces the one at hand.
+    /// Installs `tcp` or `rdma`, or does nothing if it is installed; `auto` is the best of them, by what is discovered. All memory registered
+    /// so far becomes known to it. On an error nothing has changed, but for what was discovered. `topology`: a NIC priority matrix as JSON, which
+    /// replaces the one at hand, and discovery.
     ///
     /// Errors: NotImplemented for other protocols, MalformedJson for the matrix, Socket and Limit when it cannot listen, DeviceNotFound where
     /// there is no NIC that can be used, what a device answers to memory that is registered already, and Metadata when it cannot be published.
     pub fn install_transport(&self, protocol: &str, topology: Option<&str>) -> Result<()> {
+        if protocol == AUTO {
+            return self.install_best(topology);
+        }
         let mut transports = self.transports.write();
         self.check_open()?;
         if transports.iter().any(|transport| transport.protocol() == protocol) {
             return Ok(());
         }
         if !["tcp", "rdma"].contains(&protocol) {
-            let text = format!("there is no transport named '{protocol}'; install \"tcp\" or \"rdma\"");
+            let text = format!("there is no transport named '{protocol}'; install \"tcp\", \"rdma\" or \"auto\"");
             return Err(Error::new(Code::NotImplemented, text));
         }
         let topology = topology.map(Topology::parse).transpose()?;
-        let matrix = topology.clone().unwrap_or_else(|| self.topology.lock().clone());
+        let matrix = topology.clone().unwrap_or_else(|| self.topology.current());
         // Devices take the time that they take.
         let (transport, change_header) = store::uncounted(|| match protocol {
             "tcp" => self.start_tcp(),
@@ -365,7 +375,7 @@ impl Engine {
                 None => Ok(()),
             })?;
             if let Some(topology) = topology {
-                *self.topology.lock() = topology;
+                self.topology.replace(topology);
             }
             if transports.is_empty() {
                 transports.push(Arc::new(LocalTransport::new(self.registry.clone(), self.config.checked_local_copy)));
@@ -408,7 +418,7 @@ impl Engine {
     fn start_rdma(&self, topology: Topology) -> Result<(Arc<dyn Transport>, HeaderChange)> {
         let topology = match topology.nics().is_empty() {
             false => topology,
-            true => Topology::find(&Machine::default(), &self.config.topology),
+            true => self.find_topology(),
         };
         let rdma = RdmaTransport::start(&self.name, topology, self.counters.clone(), self.watchers.clone(), &self.config)?;
         let transport: Arc<dyn Transport> = rdma.clone();
@@ -431,10 +441,15 @@ impl Engine {
         self.transports.read().iter().flat_map(|transport| transport.loads()).collect()
     }
 
-    /// Installs RDMA where the topology names a NIC and it can be used, else TCP.
-    fn install_best(&self) -> Result<()> {
+    /// Installs RDMA where the topology, given or discovered, names a NIC and it can be used, else TCP.
+    fn install_best(&self, topology: Option<&str>) -> Result<()> {
         let config = &self.config;
-        let has_nic = !self.topology.lock().nics().is_empty();
+        if let Some(text) = topology {
+            self.topology.replace(Topology::parse(text)?);
+        } else if !config.force_tcp {
+            self.topology.replace(self.find_topology());
+        }
+        let has_nic = !self.topology.current().nics().is_empty();
         if !config.force_tcp && (has_nic || config.topology.force_rdma) {
             match self.install_transport("rdma", None) {
                 Err(_) if !config.topology.force_rdma => tracing::warn!("RDMA cannot be used; TCP is installed instead"),
@@ -452,13 +467,22 @@ impl Engine {
     /// Finds out which NICs serve which memory, for [`Engine::show_links`].
     pub fn discover_topology(&self) -> Result<()> {
         self.check_open()?;
-        *self.topology.lock() = Topology::discover(&Machine::default(), &self.config.topology.filters);
+        self.topology.replace(Topology::discover(&Machine::default(), &[&self.config.topology.filters, &self.nics]));
         Ok(())
+    }
+
+    fn find_topology(&self) -> Topology {
+        Topology::find(&Machine::default(), &self.config.topology, &self.nics)
+    }
+
+    /// Which NICs serve which memory, as discovered, parsed or given. A change holds for transports that are installed later.
+    pub fn topology(&self) -> &Arc<LiveTopology> {
+        &self.topology
     }
 
     /// A description of the NICs and of what they serve, for people or as JSON.
     pub fn show_links(&self, json: bool) -> String {
-        let topology = self.topology.lock().clone();
+        let topology = self.topology.current();
         let mut links = topology.links(&Machine::default(), self.config.rdma.port, self.config.rdma.gid_index);
         let in_use: Vec<_> = self.transports.read().iter().flat_map(|transport| transport.links()).collect();
         for link in &mut links {
@@ -562,6 +586,24 @@ impl Engine {
         self.registry.read(|view| view.find(address).map(RegionInfo::of))
     }
 
+    /// A region that has a byte in common with the range, in any state in which it blocks its own, also while it is being registered.
+    pub fn find_overlap(&self, range: MemoryRange) -> Option<RegionInfo> {
+        self.registry.read(|view| view.find_overlap(range).map(RegionInfo::of))
+    }
+
+    /// Has a metadata server told of all registrations and unregistrations so far, and returns when it knows them. Without one there is
+    /// nothing to do. Errors: Metadata.
+    pub fn publish(&self) -> Result<()> {
+        self.check_open()?;
+        self.presence.as_ref().map_or(Ok(()), Presence::publish)
+    }
+
+    /// Writes to a metadata server, whatever is there, where this engine is reached. Without one there is nothing to do. Errors: Metadata.
+    pub fn publish_address(&self) -> Result<()> {
+        self.check_open()?;
+        self.presence.as_ref().map_or(Ok(()), |presence| store::bounded(|| presence.announce()))
+    }
+
     /// What registering the region that contains the address took. `None` if no region does, or neither a device nor a metadata server knows
     /// it: then there was nothing to be waited for.
     pub fn registration_cost(&self, address: u64) -> Option<DetailedCost> {
@@ -654,6 +696,21 @@ impl Engine {
             remote_accessible: true,
         };
         Ok(self.segments.get(id)?.descriptor().buffers.iter().map(info).collect())
+    }
+
+    /// The segment's descriptor as peers and metadata servers exchange it, as far as it is known here. Metadata for the own one as long as no
+    /// transport is installed: there is none yet.
+    pub fn segment_json(&self, id: u64) -> Result<String> {
+        self.check_open()?;
+        if id != LOCAL_SEGMENT {
+            return Ok(self.segments.get(id)?.descriptor().to_json());
+        }
+        let pieces = self.card.describe().ok_or_else(|| {
+            Error::quiet(Code::Metadata, "the own segment has no descriptor before a transport is installed; install one")
+        })?;
+        let mut text = pieces.concat();
+        text.truncate(text.trim_end().len());
+        Ok(text)
     }
 
     /// The name by which the segment was opened.
@@ -852,6 +909,16 @@ impl Engine {
         match segment {
             LOCAL_SEGMENT => Ok(()),
             segment => self.fetcher.client.probe(self.segments.get(segment)?.place()),
+        }
+    }
+
+    /// Asks whether the engine of that name is alive; it need not be opened.
+    pub fn probe_name(&self, name: &str) -> Result<()> {
+        let name = stripped(name)?;
+        self.check_open()?;
+        match name == self.name {
+            true => Ok(()),
+            false => self.fetcher.client.probe(&self.fetcher.place(name)),
         }
     }
 

@@ -73,7 +73,7 @@ mod tests {
     use crate::engine::{EngineOptions, PEER_TO_PEER};
 
     fn start(interval: Duration) -> (Arc<Engine>, Periodic, mpsc::Receiver<String>) {
-        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
         let engine = Engine::create(&options, Config::default()).unwrap();
         let (told, hears) = mpsc::channel();
         let tell = move |engine: &Engine| told.send(engine.name()).unwrap_or_default();

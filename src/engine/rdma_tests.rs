@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::metadata_tests::{Fate, ScriptedStore};
 use super::*;
 use crate::registry::SharedGuards;
-use crate::transfer::State;
+use crate::transfer::{Hints, State};
 use crate::transport::rdma::fake::{Fake, Memory};
-use crate::transport::{Deadline, Opcode, Piece, Slices};
+use crate::transport::{Deadline, Opcode, Piece, Slices, Way};
 
 /// `IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE` and the states that go with them.
 const PORT_ERROR: (i32, i64) = (10, 1);
@@ -28,7 +28,7 @@ pub(super) fn matrix(nics: &[&str]) -> String {
 }
 
 pub(super) fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
     engine
@@ -44,7 +44,7 @@ pub(super) fn options() -> MemoryOptions {
 
 pub(super) fn request(opcode: Opcode, local: MemoryRange, segment: u64, remote: MemoryRange) -> Request {
     assert_eq!(local.length(), remote.length());
-    Request { opcode, local, segment, remote_address: remote.address() }
+    Request { opcode, local, segment, remote_address: remote.address(), hints: Hints::default() }
 }
 
 pub(super) fn pattern(length: usize, seed: usize) -> Vec<u8> {
@@ -239,6 +239,7 @@ fn what_completes_together_is_told_together() {
         remote_address: target + u64::from(index) * 1024,
         index,
         opcode: Opcode::Write,
+        way: Way::default(),
     };
     let slices = Slices {
         pieces: pieces.map(piece).collect(),
@@ -729,7 +730,8 @@ fn a_port_that_goes_down_is_left_and_used_again_when_it_is_back() {
 #[test]
 fn without_a_usable_nic_installing_fails_and_changes_nothing() {
     let fake = Fake::new(1);
-    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options_of_engine =
+        EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
     engine.install_transport("tcp", None).unwrap();
     let memory = Memory::new(4096);
@@ -897,7 +899,7 @@ impl Altered {
         bench.near.registry.read(|view| view.share(local, &mut guards)).unwrap();
         let told = Arc::new(Told { guards, ..Told::default() });
         let slices = Slices {
-            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write }],
+            pieces: vec![Piece { local, remote_address, index: 0, opcode: Opcode::Write, way: Way::default() }],
             deadline: Deadline { absolute: None, stall },
             completion: told.clone(),
         };
@@ -1558,7 +1560,8 @@ fn a_location_that_is_left_open_is_found_once_there_are_pages() {
 #[test]
 fn memory_that_was_registered_before_the_transport_is_located_when_it_comes() {
     let fake = Fake::new(1);
-    let options_of_engine = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options_of_engine =
+        EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options_of_engine, config(&fake)).unwrap();
     let memory = Memory::new(4096);
     memory.write(&[1]);
@@ -1705,4 +1708,94 @@ fn a_port_that_goes_down_and_comes_back_is_published() {
     fake.set(0, "port_state", PORT_ACTIVE.1);
     fake.event(0, PORT_ACTIVE.0);
     wait_until("peers are told of its keys", || published() == 2 && store.descriptor("node").buffers[0].rkey[0] != 0);
+}
+
+#[test]
+fn each_raise_of_the_number_of_tries_takes_another_nic() {
+    let fake = Fake::new(5);
+    let near = engine(&fake, &["fake0", "fake1", "fake2"]);
+    let bench = Bench::new(near, engine(&fake, &["fake3", "fake4"]), 1 << 16);
+    let nic_of = |retry: u32| {
+        let before: Vec<i64> = (0..3).map(|nic| fake.get(nic, "posted")).collect();
+        let hints = Hints::new(retry, 0);
+        completed(&bench.transfer(&[Request { hints, ..bench.request(Opcode::Write, 0, 4096) }])[0]);
+        let posted: Vec<usize> = (0..3).filter(|nic| fake.get(*nic as i32, "posted") > before[*nic]).collect();
+        assert_eq!(posted.len(), 1, "{posted:?}");
+        posted[0]
+    };
+    let walk: Vec<usize> = (1..=7).map(nic_of).collect();
+    assert_eq!(walk, [0, 1, 2, 0, 1, 2, 0]);
+    assert_eq!(nic_of(2), 1, "the number alone decides");
+    // A number of tries leaves the tries of the engine alone: one that fails is tried on the next.
+    fake.set(1, "status_at", 1);
+    let (failed, next) = (fake.get(1, "posted"), fake.get(2, "posted"));
+    let hints = Hints::new(2, 0);
+    completed(&bench.transfer(&[Request { hints, ..bench.request(Opcode::Write, 0, 4096) }])[0]);
+    assert_eq!((fake.get(1, "posted") - failed, fake.get(2, "posted") - next), (1, 1));
+}
+
+#[test]
+fn requests_of_a_group_go_by_one_queue_pair_of_one_nic_in_their_order() {
+    let fake = Fake::new(4);
+    let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 1 << 20);
+    let posted = || [fake.get(0, "posted"), fake.get(1, "posted")];
+    // All to the same bytes.
+    let grouped = |at: u64| Request {
+        hints: Hints::new(0, 5),
+        ..request(Opcode::Write, bench.ours.range(at * 1024, 1024), bench.segment, bench.theirs.range(0, 1024))
+    };
+    bench.ours.write(&pattern(1 << 20, 3));
+    // Long enough for both NICs, which are connected from now on.
+    completed(&bench.write());
+    let batch = bench.near.allocate_batch(2000).unwrap();
+    let submit = |requests: &[Request]| bench.near.submit(&batch, requests, None, SubmitOptions::default()).unwrap();
+    let before = posted();
+    submit(&[grouped(0)]);
+    assert!(batch.wait(Some(Duration::from_secs(30))));
+    let nic = (0..2).find(|nic| posted()[*nic] == before[*nic] + 1).unwrap();
+    let before = posted();
+    fake.set(-1, "hold", 1);
+    submit(&(0..600).map(grouped).collect::<Vec<_>>());
+    // No more than one queue pair takes, where two could take 512.
+    assert_eq!(posted()[nic] - before[nic], 256);
+    assert_eq!(posted()[1 - nic], before[1 - nic]);
+    // Others pass those that wait.
+    let others: Vec<_> = (0..4).map(|at| bench.request(Opcode::Write, (700 + at) * 1024, 1024)).collect();
+    submit(&others);
+    assert_eq!(posted().iter().sum::<i64>() - before.iter().sum::<i64>(), 256 + 4);
+    fake.set(-1, "hold", 0);
+    assert!(batch.wait(Some(Duration::from_secs(30))));
+    assert_eq!(batch.status().state, State::Completed);
+    assert!(bench.theirs.read()[..1024] == pattern(1 << 20, 3)[599 * 1024..600 * 1024], "the last one submitted is there");
+    // A long one is not striped.
+    let before = posted();
+    completed(&bench.transfer(&[Request { hints: Hints::new(0, 1), ..bench.request(Opcode::Write, 0, 1 << 20) }])[0]);
+    assert!(posted() != before && (0..2).any(|nic| posted()[nic] == before[nic]), "{before:?}, {:?}", posted());
+    completed(&bench.write());
+}
+
+#[test]
+fn rdma_goes_by_the_live_topology_and_is_the_best_transport_where_it_names_a_nic() {
+    let fake = Fake::new(3);
+    let topology = Arc::new(LiveTopology::new(false));
+    let options = EngineOptions {
+        metadata: PEER_TO_PEER.into(),
+        server_name: "127.0.0.1".into(),
+        topology: Some(topology.clone()),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::create(&options, config(&fake)).unwrap();
+    topology.replace(Topology::parse(&matrix(&["fake0", "fake1", "fake2"])).unwrap());
+    topology.disable("fake1").unwrap();
+    engine.install_transport("rdma", None).unwrap();
+    let names = |engine: &Engine| engine.nic_loads().into_iter().map(|load| load.device).collect::<Vec<_>>();
+    assert_eq!(names(&engine), ["fake0", "fake2"]);
+    let json: serde_json::Value = serde_json::from_str(&engine.segment_json(LOCAL_SEGMENT).unwrap()).unwrap();
+    assert_eq!(json["devices"][1]["name"], "fake2");
+    assert_eq!(json["priority_matrix"], serde_json::json!({"cpu:0": [["fake0", "fake2"], []]}));
+
+    let best = Engine::create(&EngineOptions { topology: None, ..options }, config(&fake)).unwrap();
+    best.install_transport(AUTO, Some(&matrix(&["fake1"]))).unwrap();
+    assert!(best.has_transport("rdma") && !best.has_transport("tcp"));
+    assert_eq!((names(&best), best.topology().nics()), (vec!["fake1".to_string()], vec!["fake1".to_string()]));
 }

@@ -33,7 +33,7 @@ use crate::pool::{Direction, Fallback, Lease, Outcome, Pool};
 use crate::registry::{Owner, Region, RegionOptions};
 use crate::sys::MemoryRange;
 use crate::sys::device_memory::Driver;
-use crate::transfer::{Batch, BatchHost, Request, State, SubmitOptions, TaskStatus};
+use crate::transfer::{Batch, BatchHost, Hints, Request, State, SubmitOptions, TaskStatus};
 use crate::transport::Opcode;
 
 /// Bytes that are put or got.
@@ -544,7 +544,7 @@ impl<'a> Run<'a> {
         let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
         let request = |Work { item, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
-            Request { opcode, local: *local, segment, remote_address }
+            Request { opcode, local: *local, segment, remote_address, hints: Hints::default() }
         };
         let requests: Vec<Request> = work.iter().map(request).collect();
         let host: Weak<dyn BatchHost> = self.engine.this.clone();

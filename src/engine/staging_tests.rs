@@ -19,7 +19,8 @@ struct Bench {
 impl Bench {
     fn new(pool: PoolOptions) -> Bench {
         let engine = || {
-            let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+            let options =
+                EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
             let engine = Engine::create(&options, Config::default()).unwrap();
             engine.install_transport("tcp", None).unwrap();
             engine

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::pool::{Direction, Outcome};
-use crate::transfer::State;
+use crate::transfer::{Hints, State};
 use crate::transport::Opcode;
 
 fn engine(config: &Config) -> Arc<Engine> {
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
     engine.install_transport("tcp", None).unwrap();
     engine
@@ -39,11 +39,11 @@ pub(super) fn options() -> MemoryOptions {
 }
 
 pub(super) fn write(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
-    Request { opcode: Opcode::Write, local, segment, remote_address }
+    Request { opcode: Opcode::Write, local, segment, remote_address, hints: Hints::default() }
 }
 
 pub(super) fn read(local: MemoryRange, segment: u64, remote_address: u64) -> Request {
-    Request { opcode: Opcode::Read, local, segment, remote_address }
+    Request { opcode: Opcode::Read, local, segment, remote_address, hints: Hints::default() }
 }
 
 pub(super) fn states(statuses: &[TaskStatus]) -> Vec<State> {
@@ -53,7 +53,7 @@ pub(super) fn states(statuses: &[TaskStatus]) -> Vec<State> {
 #[test]
 fn names_that_are_no_hosts_are_refused_and_ports_are_drawn() {
     let create = |name: &str| {
-        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: name.into(), auto_discover: false };
+        let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: name.into(), ..EngineOptions::default() };
         Engine::create(&options, Config::default())
     };
     for name in ["a b", "127.0.0.1 :1", "x/y", "a\nb"] {
@@ -91,7 +91,7 @@ impl Transport for Counting {
 #[test]
 fn a_transport_of_the_programs_own_takes_the_place_of_the_engines() {
     let target = engine(&Config::default());
-    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let initiator = Engine::create(&options, Config::default()).unwrap();
     let (own, other) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
     initiator.install_own_transport(own.clone()).unwrap();
@@ -522,4 +522,118 @@ fn an_engine_that_shuts_down_closes_its_pools_whatever_is_out() {
     }
     assert!(crate::sys::pages::is_in_memory(arena).is_ok(), "mapped while somebody has the pool");
     assert_eq!(engine.create_pool(&PoolOptions::default()).err().unwrap().code(), Code::Canceled);
+}
+
+#[test]
+fn the_best_transport_is_tcp_where_no_nic_can_be_used_and_the_topology_says_what_was_found() {
+    let topology = Arc::new(LiveTopology::new(false));
+    topology.replace(Topology::parse(r#"{"cpu:0":[["stale"],[]]}"#).unwrap());
+    // No machine has a NIC of that name.
+    let options = EngineOptions {
+        metadata: PEER_TO_PEER.into(),
+        server_name: "127.0.0.1".into(),
+        nics: vec!["no such NIC".into()],
+        topology: Some(topology.clone()),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::create(&options, Config::default()).unwrap();
+    assert_eq!(topology.nics(), ["stale"], "nothing was looked for yet");
+    assert!(engine.install_transport(AUTO, Some("no matrix")).is_err());
+    engine.install_transport(AUTO, None).unwrap();
+    assert!(engine.has_transport("tcp") && !engine.has_transport("rdma") && !engine.has_transport(AUTO));
+    assert!(topology.nics().is_empty() && !topology.current().matrix().is_empty());
+    topology.replace(Topology::parse(r#"{"cpu:0":[["later"],[]]}"#).unwrap());
+    assert!(engine.show_links(true).contains("later"), "what the program puts in is what the engine has");
+    engine.discover_topology().unwrap();
+    assert!(topology.nics().is_empty() && Arc::ptr_eq(engine.topology(), &topology));
+    engine.install_transport(AUTO, Some(r#"{"cpu:0":[["no such NIC"],[]]}"#)).unwrap();
+    assert_eq!(topology.nics(), ["no such NIC"], "a matrix that is given holds in place of discovery");
+    assert!(!engine.has_transport("rdma"));
+}
+
+#[test]
+fn overlaps_are_found_at_both_ends_and_inside_and_nowhere_else() {
+    let engine = engine(&Config::default());
+    let memory = Memory::new(4096);
+    engine.register(memory.range(1000, 100), &options()).unwrap();
+    engine.register(memory.range(1100, 100), &options()).unwrap();
+    engine.register(memory.range(2000, 1), &options()).unwrap();
+    let found = |offset: usize, length: usize| {
+        engine.find_overlap(memory.range(offset, length)).map(|region| (region.address - memory.address(), region.length))
+    };
+    for (offset, length) in [(0, 1000), (1000, 0), (1050, 0), (1200, 800), (2001, 100), (999, 1), (4095, 1)] {
+        assert_eq!(found(offset, length), None, "{length} bytes at {offset}");
+    }
+    for (offset, length) in [(999, 2), (1000, 1), (1099, 1), (1000, 100), (0, 1001), (1050, 10)] {
+        assert_eq!(found(offset, length), Some((1000, 100)), "{length} bytes at {offset}");
+    }
+    for (offset, length) in [(1100, 1), (1199, 2), (1199, 801)] {
+        assert_eq!(found(offset, length), Some((1100, 100)), "{length} bytes at {offset}");
+    }
+    assert!(found(1099, 2).is_some() && found(0, 4096).is_some());
+    assert_eq!(found(1500, 2000), Some((2000, 1)));
+}
+
+#[test]
+fn a_descriptor_is_told_as_it_is_exchanged() {
+    let (target, initiator) = (engine(&Config::default()), engine(&Config::default()));
+    let memory = Memory::new(4096);
+    target.register(memory.range(0, 16), &options()).unwrap();
+    let segment = initiator.open_segment(&target.name()).unwrap();
+    target.register(memory.range(64, 16), &options()).unwrap();
+    let parse = |text: String| SegmentDescriptor::decode(text.as_bytes(), &"the test").unwrap();
+    let (known, own) = (parse(initiator.segment_json(segment).unwrap()), parse(target.segment_json(LOCAL_SEGMENT).unwrap()));
+    assert_eq!((known.name, known.tcp_data_port), (target.name(), own.tcp_data_port));
+    assert_eq!((known.buffers.len(), own.buffers.len()), (1, 2));
+    initiator.refresh_segment(segment).unwrap();
+    assert_eq!(parse(initiator.segment_json(segment).unwrap()).buffers, own.buffers);
+    assert_eq!(initiator.segment_json(segment + 1).unwrap_err().code(), Code::InvalidHandle);
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
+    let without = Engine::create(&options, Config::default()).unwrap();
+    assert_eq!(without.segment_json(LOCAL_SEGMENT).unwrap_err().code(), Code::Metadata);
+    // Before its memory goes.
+    target.shutdown();
+}
+
+#[test]
+fn a_name_that_is_not_open_can_be_probed_and_an_engine_without_a_server_has_nothing_to_publish() {
+    let (target, initiator) = (engine(&Config::default()), engine(&Config::default()));
+    initiator.probe_name(&target.name()).unwrap();
+    initiator.probe_name(&format!("//{}", initiator.name())).unwrap();
+    assert_eq!(initiator.probe_name("/").unwrap_err().code(), Code::InvalidArgument);
+    initiator.publish().unwrap();
+    initiator.publish_address().unwrap();
+    let name = target.name();
+    target.shutdown();
+    assert_eq!(initiator.probe_name(&name).unwrap_err().code(), Code::Socket);
+    initiator.shutdown();
+    for error in [initiator.probe_name(&name), initiator.publish(), initiator.publish_address()] {
+        assert_eq!(error.unwrap_err().code(), Code::Canceled);
+    }
+}
+
+#[test]
+fn requests_of_a_group_keep_to_one_connection_and_their_order() {
+    let config = Config::default();
+    let (target, initiator) = (engine(&config), engine(&config));
+    // Each is more than what makes others take a further connection.
+    let (count, size) = (20, 200 << 10);
+    let (theirs, ours) = (Memory(vec![0; size]), Memory::new(count * size));
+    target.register(theirs.range(0, size), &options()).unwrap();
+    let segment = initiator.open_segment(&target.name()).unwrap();
+    let requests = |group: u64| -> Vec<Request> {
+        let hints = Hints::new(0, group);
+        (0..count).map(|i| Request { hints, ..write(ours.range(i * size, size), segment, theirs.address()) }).collect()
+    };
+    let batch = initiator.allocate_batch(2 * count).unwrap();
+    for half in requests(7).chunks(count / 2) {
+        initiator.submit(&batch, half, None, SubmitOptions::default()).unwrap();
+    }
+    assert!(batch.wait(Some(Duration::from_secs(60))));
+    assert_eq!(batch.status().state, State::Completed);
+    assert_eq!(initiator.counters().connections_opened.get(), 1);
+    assert!(theirs.0 == ours.0[(count - 1) * size..], "the last one submitted is the last one that was written");
+    initiator.submit(&batch, &requests(0), None, SubmitOptions::default()).unwrap();
+    assert!(batch.wait(Some(Duration::from_secs(60))));
+    assert!(initiator.counters().connections_opened.get() > 1, "others take as many as there may be");
 }

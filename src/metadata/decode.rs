@@ -75,6 +75,11 @@ impl SegmentDescriptor {
         }
     }
 
+    /// Whether it has devices, and its buffers have keys.
+    pub(super) fn has_rdma_form(&self) -> bool {
+        self.protocols.iter().any(|protocol| RDMA_LIKE.contains(&protocol.as_str()))
+    }
+
     fn find_fault(&self) -> Option<String> {
         if self.protocols.is_empty() {
             return Some("it names no protocol".into());
@@ -82,7 +87,7 @@ impl SegmentDescriptor {
         if let Some(unknown) = self.protocols.iter().find(|protocol| !PROTOCOLS.contains(&protocol.as_str())) {
             return Some(format!("protocol '{}' is unknown", excerpt(unknown)));
         }
-        let is_rdma = self.protocols.iter().any(|protocol| RDMA_LIKE.contains(&protocol.as_str()));
+        let is_rdma = self.has_rdma_form();
         if !is_rdma && !self.protocols.iter().any(|protocol| protocol == "tcp") {
             return None;
         }

@@ -5,9 +5,54 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{DeviceDescriptor, SegmentHeader};
+use super::{BufferDescriptor, DeviceDescriptor, PriorityMatrix, SegmentDescriptor, SegmentHeader};
 use crate::registry::{Chunk, MemoryKey, Region, Registrations};
 use crate::sys::clock;
+
+impl SegmentDescriptor {
+    /// The document that it was read from, as far as it is kept: decoding it gives the same again.
+    pub fn to_json(&self) -> String {
+        let has_devices = self.has_rdma_form();
+        let buffer = |buffer: &BufferDescriptor| {
+            let mut entry = json!({"addr": buffer.address, "length": buffer.length, "name": *buffer.name});
+            if has_devices {
+                entry["lkey"] = json!(buffer.lkey);
+                entry["rkey"] = json!(buffer.rkey);
+            }
+            entry
+        };
+        let mut document = json!({
+            "buffers": self.buffers.iter().map(buffer).collect::<Vec<_>>(),
+            "name": self.name,
+            "protocol": match &self.protocols[..] {
+                [protocol] => json!(protocol),
+                protocols => json!(protocols),
+            },
+            "rdma_server_name": self.rdma_server_name,
+            "tcp_data_host": self.tcp_data_host,
+            "tcp_data_port": self.tcp_data_port,
+            "tcp_proto_version": self.tcp_proto_version,
+            "timestamp": self.timestamp,
+        });
+        if has_devices {
+            document["devices"] = self.devices.iter().map(DeviceDescriptor::to_json).collect();
+            document["priority_matrix"] = matrix_json(&self.priority_matrix);
+        }
+        let mut out = String::new();
+        write_json(&document, &mut out);
+        out
+    }
+}
+
+impl DeviceDescriptor {
+    fn to_json(&self) -> Value {
+        json!({"name": self.name, "lid": self.lid, "gid": self.gid})
+    }
+}
+
+fn matrix_json(matrix: &PriorityMatrix) -> Value {
+    if matrix.is_empty() { Value::Null } else { json!(matrix) }
+}
 
 impl SegmentHeader {
     /// The whole document as pieces to be sent one after the other. `buffers` are blocks of entries that are joined by commas, made
@@ -30,15 +75,13 @@ impl SegmentHeader {
         let mut out = String::from("]");
         if let Some(rdma) = &self.rdma {
             out.push_str(r#","devices":"#);
-            let device = |device: &DeviceDescriptor| json!({"name": device.name, "lid": device.lid, "gid": device.gid});
-            write_json(&rdma.devices.iter().map(device).collect(), &mut out);
+            write_json(&rdma.devices.iter().map(DeviceDescriptor::to_json).collect(), &mut out);
         }
         out.push_str(r#","name":"#);
         write_json_string(&self.name, &mut out);
         if let Some(rdma) = &self.rdma {
             out.push_str(r#","priority_matrix":"#);
-            let matrix = if rdma.priority_matrix.is_empty() { Value::Null } else { json!(rdma.priority_matrix) };
-            write_json(&matrix, &mut out);
+            write_json(&matrix_json(&rdma.priority_matrix), &mut out);
         }
         out.push_str(r#","protocol":"#);
         write_json_string(&self.protocol, &mut out);
@@ -167,7 +210,6 @@ pub fn write_json(value: &Value, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::SegmentDescriptor;
     use super::*;
 
     fn quoted(text: &str) -> String {
@@ -179,6 +221,22 @@ mod tests {
     fn header(name: &str, tcp_data_port: u16) -> SegmentHeader {
         let tcp_data_host = name.rsplit_once(':').unwrap().0.into();
         SegmentHeader { name: name.into(), protocol: "tcp".into(), tcp_data_host, tcp_data_port, tcp_proto_version: 2, rdma: None }
+    }
+
+    #[test]
+    fn a_descriptor_is_written_as_it_was_read() {
+        let tcp = r#"{"buffers":[{"addr":4096,"length":8,"name":"a:1"}],"name":"a:1","protocol":"tcp","rdma_server_name":"","tcp_data_host":"a","tcp_data_port":5,"tcp_proto_version":2,"timestamp":"t"}"#;
+        let rdma = concat!(
+            r#"{"buffers":[{"addr":4096,"length":8,"lkey":[1],"name":"cpu:0","rkey":[2]}],"#,
+            r#""devices":[{"gid":"00:01","lid":3,"name":"mlx5_0"}],"name":"a:1","priority_matrix":{"cpu:0":[["mlx5_0"],[]]},"#,
+            r#""protocol":"rdma","rdma_server_name":"b:1","tcp_data_host":"","tcp_data_port":0,"tcp_proto_version":1,"timestamp":"\u00fc"}"#
+        );
+        let empty = rdma.replace(r#"{"cpu:0":[["mlx5_0"],[]]}"#, "null");
+        let several = tcp.replace(r#""protocol":"tcp""#, r#""protocol":["cxl","tcp"]"#);
+        for text in [tcp, rdma, &empty, &several] {
+            let descriptor = SegmentDescriptor::decode(text.as_bytes(), &"a test").unwrap();
+            assert_eq!(descriptor.to_json(), text);
+        }
     }
 
     /// Published by mooncake-transfer-engine-non-cuda 0.3.13.post1 for one region of 8192 bytes.

@@ -121,6 +121,13 @@ impl<'a> View<'a> {
         self.entry(address).map(Entry::get)
     }
 
+    /// A region (in any state but gone) that has a byte in common with the range.
+    pub fn find_overlap(&self, range: MemoryRange) -> Option<&Region> {
+        let last = range.address().checked_add(range.length().checked_sub(1)?)?;
+        // Regions have no byte in common, so none that begins before this one reaches further.
+        self.pinned.predecessor(last).map(Entry::get).filter(|region| region.range().intersects(&range))
+    }
+
     /// The hint, if it is still in the index and contains the address.
     fn present_hint(&self, address: u64) -> Option<Entry<'a>> {
         self.hint.get().filter(|hint| hint.contains(address) && hint.is_present())

@@ -109,13 +109,58 @@ pub fn is_in_memory(address: u64) -> io::Result<bool> {
 
 /// The NUMA node of the first page, where there is a page and the kernel says. Touches nothing: a page that is absent stays absent.
 pub fn numa_node(range: MemoryRange) -> Option<u32> {
-    let page = (range.address() & !(page_size() - 1)) as *const libc::c_void;
-    let mut status: libc::c_int = -1;
-    // SAFETY: without a list of target nodes nothing is moved; one pointer is read and one number written. The page is only looked up.
+    let mut node = [None];
+    look_up_nodes(&[range.address() & !(page_size() - 1)], &mut node).ok()?;
+    node[0]
+}
+
+/// Calls `visit` with the NUMA node of each page of a range, in order of address, as [`numa_node`] tells it. One system call for 512
+/// pages. An error where the kernel does not say anything.
+pub fn for_each_numa_node(range: MemoryRange, mut visit: impl FnMut(Option<u32>)) -> io::Result<()> {
+    const AT_A_TIME: usize = 512;
+    let (mut pages, mut nodes) = ([0; AT_A_TIME], [None; AT_A_TIME]);
+    let mut next = range.address() & !(page_size() - 1);
+    let mut left = (range.end() - u128::from(next)).div_ceil(u128::from(page_size()));
+    if range.length() == 0 {
+        return Ok(());
+    }
+    while left > 0 {
+        let count = left.min(AT_A_TIME as u128) as usize;
+        for page in &mut pages[..count] {
+            *page = next;
+            next = next.wrapping_add(page_size());
+        }
+        look_up_nodes(&pages[..count], &mut nodes[..count])?;
+        nodes[..count].iter().for_each(|node| visit(*node));
+        left -= count as u128;
+    }
+    Ok(())
+}
+
+/// The NUMA nodes of up to 512 pages.
+fn look_up_nodes(pages: &[u64], nodes: &mut [Option<u32>]) -> io::Result<()> {
+    assert!(pages.len() == nodes.len() && pages.len() <= 512);
+    let mut status: [libc::c_int; 512] = [-1; 512];
+    // SAFETY: without a list of target nodes nothing is moved; as many addresses are read as there are, and as many numbers written, for
+    // which there is room. The pages are only looked up.
     let result = unsafe {
-        libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const page, std::ptr::null::<libc::c_int>(), &raw mut status, 0)
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            pages.len(),
+            pages.as_ptr().cast::<*const libc::c_void>(),
+            std::ptr::null::<libc::c_int>(),
+            status.as_mut_ptr(),
+            0,
+        )
     };
-    if result == 0 { u32::try_from(status).ok() } else { None }
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    for (node, status) in nodes.iter_mut().zip(status) {
+        *node = u32::try_from(status).ok();
+    }
+    Ok(())
 }
 
 /// Whether what is mapped at `address` is shared, so that writing to a page does not give the process one of its own. Walks the list
@@ -260,6 +305,31 @@ pub(crate) mod tests {
         assert_eq!(present(), 1);
         drop(memory);
         assert_eq!(numa_node(range), None);
+    }
+
+    #[test]
+    fn the_node_of_each_page_is_told_once_and_absent_ones_stay_absent() {
+        let pages = 1100;
+        let memory = Mapping::anonymous(pages * page_size() as usize);
+        let present = |page: usize| page % 3 == 1;
+        (0..pages).filter(|page| present(*page)).for_each(|page| memory.write(page * page_size() as usize, 1));
+        let mut nodes = Vec::new();
+        if for_each_numa_node(memory.range(), |node| nodes.push(node)).is_err() {
+            return; // Some containers forbid the question.
+        }
+        assert_eq!(nodes.len(), pages);
+        assert!(nodes.iter().enumerate().all(|(page, node)| node.is_some() == present(page)), "{nodes:?}");
+        let pagemap = Pagemap::open().unwrap();
+        let is_present = |page: usize| pagemap.page(memory.range().address() + page as u64 * page_size()).unwrap().present;
+        assert!((0..pages).all(|page| is_present(page) == present(page)));
+        // Parts of a page are that page; no bytes are none.
+        let mut counts = Vec::new();
+        for (offset, length) in [(1, 1), (page_size() - 1, 2), (5, 0)] {
+            let mut count = 0;
+            for_each_numa_node(memory.range().part(offset, length).unwrap(), |_| count += 1).unwrap();
+            counts.push(count);
+        }
+        assert_eq!(counts, [1, 2, 0]);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //! A matrix maps a location (`cpu:0`, `cuda:1`, …) to the NICs to prefer and those that may be used as well. It comes from the caller as
 //! JSON, from a file, or from the machine: one entry per NUMA node, whose own NICs are preferred. What is known of NICs comes from
 //! [`Machine`], never from the devices themselves. [`NicChoice`] is the matrix made ready for choosing; [`gid`] says which address of a
-//! port to use.
+//! port to use; [`LiveTopology`] is one that the program changes while an engine has it.
 //!
-//! Values only; nothing is locked.
+//! Values only, but for the last; nothing else is locked.
 
 pub mod choice;
 pub mod gid;
+mod live;
 pub mod machine;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use serde::Deserialize;
 
 pub use choice::{NicChoice, location_at};
 pub use gid::{Gid, GidAddress, GidKind};
+pub use live::LiveTopology;
 pub use machine::Machine;
 
 use crate::config::TopologyConfig;
@@ -65,11 +67,11 @@ impl Topology {
         })
     }
 
-    /// What the machine has: one entry per NUMA node, in which its own NICs are preferred and all others available. With `filters`
-    /// only NICs of these names.
-    pub fn discover(machine: &Machine, filters: &[String]) -> Topology {
+    /// What the machine has: one entry per NUMA node, in which its own NICs are preferred and all others available. Only NICs that
+    /// each of the `filters` names, those that are empty aside.
+    pub fn discover(machine: &Machine, filters: &[&[String]]) -> Topology {
         let mut nics = machine.usable_nics();
-        nics.retain(|nic| filters.is_empty() || filters.contains(&nic.name));
+        nics.retain(|nic| filters.iter().all(|names| names.is_empty() || names.contains(&nic.name)));
         let entry = |node: u32| {
             let (own, others): (Vec<_>, Vec<_>) = nics.iter().partition(|nic| nic.numa_node == Some(node));
             let names = |nics: Vec<&machine::Nic>| nics.into_iter().map(|nic| nic.name.clone()).collect();
@@ -78,8 +80,8 @@ impl Topology {
         Topology { matrix: machine.numa_nodes().into_iter().map(entry).collect() }
     }
 
-    /// What the operator's file says, else what the machine has. A file that cannot be used is logged.
-    pub fn find(machine: &Machine, config: &TopologyConfig) -> Topology {
+    /// What the operator's file says, else what the machine has of `nics`, or all where there are none. A file that cannot be used is logged.
+    pub fn find(machine: &Machine, config: &TopologyConfig, nics: &[String]) -> Topology {
         let from_file = config.file.as_ref().and_then(|path| {
             let text = fs::read_to_string(path).map_err(|error| {
                 Error::new(
@@ -89,7 +91,12 @@ impl Topology {
             });
             Topology::parse(&text.ok()?).ok()
         });
-        from_file.unwrap_or_else(|| Topology::discover(machine, &config.filters))
+        from_file.unwrap_or_else(|| Topology::discover(machine, &[&config.filters, nics]))
+    }
+
+    /// Its JSON, as [`Topology::parse`] reads it.
+    pub fn to_json(&self) -> String {
+        serde_json::json!(self.matrix).to_string()
     }
 
     /// The matrix itself, as descriptors carry it.
@@ -181,17 +188,45 @@ impl Link {
 /// Where memory is: `cpu:<node>` of its first page. `None` where that page is not there yet, or the kernel does not say. Nothing is touched,
 /// so pages that are absent stay absent. One system call. Equal texts are one.
 pub fn location_of(range: MemoryRange) -> Option<Arc<str>> {
+    location_of_node(pages::numa_node(range)?)
+}
+
+fn location_of_node(node: u32) -> Option<Arc<str>> {
     /// As many nodes as Linux can have.
     static TEXTS: [OnceLock<Arc<str>>; 1024] = [const { OnceLock::new() }; 1024];
-    let node = pages::numa_node(range)?;
     let text = TEXTS.get(node as usize)?;
     Some(text.get_or_init(|| format!("cpu:{node}").into()).clone())
+}
+
+/// Where each part of a range is, in order of address: runs of pages on one node as [`location_of`] has it, or `*` for pages that are not
+/// there. One part for all of it where the kernel does not say. Touches nothing. One system call for 512 pages.
+pub fn locations_of(range: MemoryRange) -> Vec<(MemoryRange, Arc<str>)> {
+    let page = pages::page_size();
+    let mut runs: Vec<(u64, Option<u32>)> = Vec::new();
+    let mut offset = 0;
+    let told = pages::for_each_numa_node(range, |node| {
+        if runs.last().is_none_or(|(_, last)| *last != node) {
+            runs.push((offset, node));
+        }
+        // The first page may begin before the range does.
+        offset += page - if offset == 0 { range.address() % page } else { 0 };
+    });
+    if told.is_err() {
+        runs = vec![(0, None)];
+    }
+    let end = |index: usize| runs.get(index + 1).map_or(range.length(), |(offset, _)| *offset);
+    let part = |(index, (offset, node)): (usize, &(u64, Option<u32>))| {
+        let location = node.and_then(location_of_node).unwrap_or_else(|| WILDCARD.into());
+        Some((range.part(*offset, end(index) - offset)?, location))
+    };
+    runs.iter().enumerate().filter_map(part).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::machine::tests::FakeMachine;
     use super::*;
+    use crate::sys::pages::tests::Mapping;
 
     fn links(topology: &Topology) -> Vec<Link> {
         topology.links(&Machine::at("/nowhere", "/nowhere"), 1, None)
@@ -238,8 +273,34 @@ mod tests {
         }
         let expected = r#"{"cpu:0":[["a"],["b","c","d"]],"cpu:1":[["b","c"],["a","d"]]}"#;
         assert_eq!(Topology::discover(&fake.machine(), &[]), Topology::parse(expected).unwrap());
-        let filtered = Topology::discover(&fake.machine(), &["c".to_string(), "d".to_string(), "unknown".to_string()]);
+        let filtered = Topology::discover(&fake.machine(), &[&["c".to_string(), "d".to_string(), "unknown".to_string()]]);
         assert_eq!(filtered, Topology::parse(r#"{"cpu:0":[[],["c","d"]],"cpu:1":[["c"],["d"]]}"#).unwrap());
+        let both =
+            Topology::discover(&fake.machine(), &[&["a".to_string(), "c".to_string()], &[], &["c".to_string(), "d".to_string()]]);
+        assert_eq!(both.to_json(), r#"{"cpu:0":[[],["c"]],"cpu:1":[["c"],[]]}"#);
+        let none = Topology::discover(&fake.machine(), &[&["a".to_string()], &["b".to_string()]]);
+        assert!(none.nics().is_empty(), "two lists without a common name are not the same as none");
+    }
+
+    #[test]
+    fn the_parts_of_a_range_touch_and_tell_where_its_pages_are() {
+        let page = pages::page_size();
+        let memory = Mapping::anonymous(8 * page as usize);
+        [1, 2, 5].into_iter().for_each(|at| memory.write(at * page as usize, 1));
+        let range = memory.range().part(7, 6 * page).unwrap();
+        let parts = locations_of(range);
+        assert_eq!(parts.first().unwrap().0.address(), range.address());
+        assert!(
+            parts.windows(2).all(|pair| pair[0].0.end() == u128::from(pair[1].0.address()) && pair[0].1 != pair[1].1),
+            "{parts:?}"
+        );
+        assert_eq!(parts.last().unwrap().0.end(), range.end());
+        assert!(parts.iter().all(|(_, location)| &**location == WILDCARD || location.starts_with("cpu:")), "{parts:?}");
+        assert_eq!(location_of(range).map_or(WILDCARD.into(), |location| location), parts[0].1);
+        assert!(locations_of(range.part(0, 0).unwrap()).is_empty());
+        let nowhere = memory.range().part(0, 3 * page).unwrap();
+        drop(memory);
+        assert_eq!(locations_of(nowhere), [(nowhere, WILDCARD.into())]);
     }
 
     #[test]
@@ -268,9 +329,9 @@ mod tests {
         let config = TopologyConfig { file: Some(path.clone()), ..TopologyConfig::default() };
         for (text, nics) in [(r#"{"cpu:0":[["x"],["y"]]}"#, vec!["x", "y"]), ("{", vec!["mlx5_0"]), ("", vec!["mlx5_0"])] {
             fs::write(&path, text).unwrap();
-            assert_eq!(Topology::find(&fake.machine(), &config).nics(), nics, "{text}");
+            assert_eq!(Topology::find(&fake.machine(), &config, &[]).nics(), nics, "{text}");
         }
         fs::remove_file(&path).unwrap();
-        assert_eq!(Topology::find(&fake.machine(), &config).nics(), ["mlx5_0"]);
+        assert_eq!(Topology::find(&fake.machine(), &config, &[]).nics(), ["mlx5_0"]);
     }
 }

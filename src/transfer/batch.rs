@@ -455,7 +455,7 @@ fn count(submissions: &[Arc<Submission>]) -> usize {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::SubmitOptions;
+    use super::super::{Hints, SubmitOptions};
     use super::*;
     use crate::metadata::SegmentDescriptor;
     use crate::registry::{Owner, RegionOptions, Registry, Reservation};
@@ -557,7 +557,13 @@ pub(super) mod tests {
         fn submit(&self, lengths: &[u64], message: Option<&str>) -> Result<()> {
             let mut requests = Vec::new();
             for &length in lengths {
-                requests.push(Request { opcode: Opcode::Write, local: self.range(0, length), segment: 1, remote_address: 4096 });
+                requests.push(Request {
+                    opcode: Opcode::Write,
+                    local: self.range(0, length),
+                    segment: 1,
+                    remote_address: 4096,
+                    hints: Hints::default(),
+                });
             }
             let route = |segment| match segment {
                 1 => Ok(Route { transport: self.recorder.clone(), segment: Arc::new(Nowhere) }),
@@ -730,7 +736,7 @@ pub(super) mod tests {
     #[test]
     fn what_no_memory_can_be_fails_alone() {
         let bench = Bench::new(2);
-        let request = |local| Request { opcode: Opcode::Write, local, segment: 1, remote_address: 1 };
+        let request = |local| Request { opcode: Opcode::Write, local, segment: 1, remote_address: 1, hints: Hints::default() };
         // SAFETY: nothing reads or writes through it.
         #[allow(unsafe_code)]
         let requests = [1, u64::MAX].map(|length| request(unsafe { MemoryRange::new(1, length) }.unwrap()));

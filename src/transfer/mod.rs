@@ -30,7 +30,7 @@ use crate::error::{Code, Error, Result};
 use crate::handshake::Notification;
 use crate::registry::{Refusal, Registry, SharedGuards};
 use crate::sys::MemoryRange;
-use crate::transport::{Completion, Deadline, Opcode, Piece, Segment, Slices, Transport};
+use crate::transport::{Completion, Deadline, Opcode, Piece, Segment, Slices, Transport, Way};
 use std::sync::Arc;
 
 /// One transfer that a caller asks for.
@@ -45,6 +45,42 @@ pub struct Request {
     pub segment: u64,
     /// Start of the range in the segment's address space.
     pub remote_address: u64,
+    /// What the caller knows of the way that it should take.
+    pub hints: Hints,
+}
+
+/// Which way a request should take, where there are several. No larger than what it fills in a [`Request`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Of groups with different numbers few have the same here.
+    group: u16,
+    retry: u8,
+}
+
+const _: () = assert!(size_of::<Request>() == 40);
+
+/// Knuth's multiplier: the upper bits of a product are of all bits of the number.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hints {
+    /// `retry`: how often the caller has tried it before; each number takes another way than the one before. `group`: requests of one
+    /// batch with the same number other than 0 take the same way, in the order of submission; 0: any.
+    pub fn new(retry: u32, group: u64) -> Hints {
+        let group = if group == 0 { 0 } else { (group.wrapping_mul(SPREAD) >> 48).max(1) as u16 };
+        // The walk begins anew after 255 ways.
+        let retry = retry.checked_sub(1).map_or(0, |tries| (tries % 255) as u8 + 1);
+        Hints { group, retry }
+    }
+
+    /// For the transport. `batch` is a number that no other batch has meanwhile: groups of different batches have nothing to do with
+    /// each other, so they had better go different ways, though they may not.
+    fn way(self, batch: u64) -> Way {
+        let path = match self.group {
+            0 => 0,
+            group => ((u64::from(group) ^ batch).wrapping_mul(SPREAD) >> 56).max(1) as u8,
+        };
+        Way { path, retry: self.retry }
+    }
 }
 
 /// State of a task or batch, with upstream's numbers.
@@ -192,7 +228,7 @@ pub fn submit(
     let submission = batch.begin(requests, guards, notification.map(|notification| (first_segment, notification)))?;
     let mut at = 0;
     for (index, request) in requests.iter().enumerate() {
-        let Request { opcode, local, segment, remote_address } = *request;
+        let Request { opcode, local, segment, remote_address, hints } = *request;
         let (index, length) = (index as u32, local.length());
         if length == 0 {
             submission.complete(&[index]);
@@ -206,7 +242,7 @@ pub fn submit(
             if routes[at].0 != segment {
                 at = routes.iter().position(|(other, ..)| *other == segment).unwrap_or(at);
             }
-            routes[at].2.push(Piece { local, remote_address, index, opcode });
+            routes[at].2.push(Piece { local, remote_address, index, opcode, way: hints.way(Arc::as_ptr(batch) as u64) });
         }
     }
     let deadline = Deadline { absolute: options.deadline, stall: options.stall.unwrap_or(default_stall) };
@@ -217,4 +253,37 @@ pub fn submit(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_a_group_have_one_path_and_those_of_none_have_none() {
+        let way = |group, batch| Hints::new(0, group).way(batch);
+        for batch in [0, 0x7f00_1234_5670, u64::MAX] {
+            assert_eq!(way(0, batch), Way::default());
+            for group in [1, 2, 255, 256, u64::MAX, batch] {
+                assert_eq!(way(group, batch), way(group, batch));
+                assert_eq!(way(group, batch).path == 0, group == 0);
+            }
+            let paths: std::collections::BTreeSet<u8> = (1..=100).map(|group| way(group, batch).path).collect();
+            assert!(paths.len() > 50, "groups go many ways: {paths:?}");
+        }
+        let of_batches: std::collections::BTreeSet<u8> = (0..100).map(|batch| way(1, 0x7f00_0000_0000 + 64 * batch).path).collect();
+        assert!(of_batches.len() > 50, "groups of the same number go many ways: {of_batches:?}");
+    }
+
+    #[test]
+    fn each_raise_of_the_number_of_tries_is_another_way() {
+        let way = |retry| Hints::new(retry, 0).way(1).retry;
+        assert_eq!(way(0), 0);
+        let mut last = 0;
+        for retry in (1..600).chain([u32::MAX - 1, u32::MAX]) {
+            assert_ne!(way(retry), 0, "a further try is never a first one");
+            assert_ne!(way(retry), last);
+            last = way(retry);
+        }
+    }
 }

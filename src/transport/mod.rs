@@ -86,6 +86,16 @@ pub trait Completion: Send + Sync {
     }
 }
 
+/// Which way a slice is to take, where a transport has several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Way {
+    /// Slices to one segment with the same number other than 0 go the same way, in the order in which they are submitted, as long as none
+    /// fails. 0: any.
+    pub path: u8,
+    /// Ways that have been tried for it by others. Successive numbers take different ways; 0 takes one of the preferred ones.
+    pub retry: u8,
+}
+
 /// A piece of work for a transport: one contiguous local range against one contiguous range of a peer.
 pub struct Slice {
     /// Direction.
@@ -100,6 +110,8 @@ pub struct Slice {
     pub completion: Arc<dyn Completion>,
     /// See `completion`.
     pub index: u32,
+    /// Which way to take.
+    pub way: Way,
 }
 
 impl Slice {
@@ -120,7 +132,12 @@ pub struct Piece {
     pub index: u32,
     /// Direction.
     pub opcode: Opcode,
+    /// See [`Slice::way`].
+    pub way: Way,
 }
+
+// Submissions are copied about.
+const _: () = assert!(size_of::<Piece>() == 32);
 
 /// Slices that are submitted together to one segment.
 pub struct Slices {
@@ -136,9 +153,9 @@ impl Slices {
     /// Takes them apart.
     pub fn into_each(self) -> impl Iterator<Item = Slice> {
         let Slices { pieces, deadline, completion } = self;
-        pieces.into_iter().map(move |Piece { local, remote_address, index, opcode }| {
+        pieces.into_iter().map(move |Piece { local, remote_address, index, opcode, way }| {
             let completion = completion.clone();
-            Slice { opcode, local, remote_address, deadline, completion, index }
+            Slice { opcode, local, remote_address, deadline, completion, index, way }
         })
     }
 }

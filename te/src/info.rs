@@ -195,7 +195,7 @@ impl RdmaReport {
             Ok(nics) => nics,
             Err(error) => return RdmaReport { nics: Vec::new(), problem: Some(error.message().to_string()) },
         };
-        let topology = Topology::find(&machine, &config.topology);
+        let topology = Topology::find(&machine, &config.topology, &[]);
         let report = |nic: device::FoundNic| {
             let served = |is_preferred: bool| {
                 let names = |(preferred, available): &(Vec<String>, Vec<String>)| match is_preferred {

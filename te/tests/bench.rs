@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use transfer_engine::config::Config;
 use transfer_engine::engine::{Engine, EngineOptions};
 use transfer_engine::sys::MemoryRange;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 fn te(arguments: &[&str]) -> Command {
@@ -344,7 +344,7 @@ fn one_wrong_byte_in_the_target_is_noticed() {
     assert_eq!(target.ask(json!({"Fill": {"length": LENGTH, "seed": 5}})), Value::Null);
     assert_eq!((target.ask(check(5)), target.ask(check(6))), (Value::Null, json!(0)));
 
-    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), auto_discover: false };
+    let options = EngineOptions { metadata: "P2PHANDSHAKE".into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, Config::default()).unwrap();
     engine.install_transport("tcp", None).unwrap();
     let segment = engine.open_segment(location["segment"].as_str().unwrap()).unwrap();
@@ -354,7 +354,13 @@ fn one_wrong_byte_in_the_target_is_noticed() {
     let local = |index: usize| unsafe { MemoryRange::new(byte[index..].as_ptr() as u64, 1) }.unwrap();
     // The content there is neither all zeros: what is put there differs from it.
     for offset in [LENGTH - 1, 50_001] {
-        let request = Request { opcode: Opcode::Write, local: local(0), segment, remote_address: address + offset as u64 };
+        let request = Request {
+            opcode: Opcode::Write,
+            local: local(0),
+            segment,
+            remote_address: address + offset as u64,
+            hints: Hints::default(),
+        };
         let statuses = engine.transfer(&[request], SubmitOptions::default()).unwrap();
         assert_eq!(statuses[0].state, State::Completed);
         assert_eq!(target.ask(check(5)), json!(offset / 8 * 8));

@@ -4,10 +4,11 @@
 //! transports by which bytes move. Most processes have one. Creating it reads the environment variables MC_*
 //! and TE_*.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int, c_void};
 
 use crate::capi::growth::{self, Growing};
 use crate::capi::te::status::te_status;
+use crate::capi::te::topology::te_topology;
 use crate::capi::te::{call, with};
 use crate::capi::{guard, handle, text};
 use crate::config::Config;
@@ -37,11 +38,21 @@ pub struct te_engine_options {
     /// have the same, peers find the one that came last. NULL: what te_engine_address tells. Peers connect to
     /// MC_TCP_BIND_ADDRESS, or to the address of the first network interface that is up.
     pub server_name: *const c_char,
-    /// The transport to install: "tcp" (also if NULL), "rdma", or "" for none yet.
+    /// The transport to install: "tcp" (also if NULL), "rdma", "auto" for RDMA where a NIC is found that can
+    /// be used and TCP elsewhere, or "" for none yet.
     pub transport: *const c_char,
     /// For the transport: a NIC priority matrix in JSON, or NULL to look at the hardware. "tcp" has no use
     /// for it.
     pub topology: *const c_char,
+    /// Names of the NICs that may be found when the engine looks at the hardware: an array of `nic_count`.
+    /// NULL: any. MC_TE_FILTERS holds as well.
+    pub nics: *const *const c_char,
+    /// Number of the names.
+    pub nic_count: usize,
+    /// A topology that the engine has in place of one of its own, and goes on having when this handle is
+    /// destroyed: what the engine finds or is given goes there, and a transport that is installed without a
+    /// matrix of its own goes by what is there then. NULL: its own, which te_engine_topology gives.
+    pub topology_handle: *mut te_topology,
 }
 
 // SAFETY: the first field is `struct_size`, and all zeros are a valid value.
@@ -69,10 +80,18 @@ pub unsafe extern "C" fn te_engine_create(options: *const te_engine_options, eng
                 text::read_optional(options.topology, "topology")?,
             )
         };
+        // SAFETY: the caller passes `nic_count` NUL-terminated texts.
+        let nics = unsafe { text::read_array(options.nics, options.nic_count, "nics") }?;
+        let live = match options.topology_handle.is_null() {
+            true => None,
+            false => Some(handle::enter_topology(options.topology_handle as u64)?.shared()),
+        };
         let options = EngineOptions {
             metadata: metadata.unwrap_or("P2PHANDSHAKE").to_owned(),
             server_name: server_name.unwrap_or("").to_owned(),
             auto_discover: false,
+            nics,
+            topology: live,
         };
         let created = store::bounded(|| {
             let created = Engine::create(&options, Config::from_environment())?;
@@ -117,9 +136,10 @@ pub unsafe extern "C" fn te_engine_address(engine: *mut te_engine, buffer: *mut 
 /// Installs a transport, registers all memory with it, and publishes it to peers. Installing one that is
 /// there already gives 0.
 ///
-/// `protocol` is "tcp" or "rdma". `topology` is a NIC priority matrix in JSON, or NULL. On failure the engine is as it
-/// was before. Calls that register or unregister memory wait meanwhile. Errors: TE_ERR_NOT_IMPLEMENTED for
-/// protocols that this build lacks.
+/// `protocol` is "tcp", "rdma" or "auto", which looks at the hardware and installs the better one. `topology`
+/// is a NIC priority matrix in JSON, which takes the place of what is in the engine's topology, or NULL. On
+/// failure the engine is as it was before. Calls that register or unregister memory wait meanwhile. Errors:
+/// TE_ERR_NOT_IMPLEMENTED for protocols that this build lacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_install_transport(
     engine: *mut te_engine,
@@ -130,5 +150,88 @@ pub unsafe extern "C" fn te_install_transport(
         // SAFETY: the caller passes NULL or NUL-terminated texts.
         let (protocol, topology) = unsafe { (text::read(protocol, "protocol")?, text::read_optional(topology, "topology")?) };
         engine.install_transport(protocol, topology)
+    })
+}
+
+/// Tells whether a transport is installed: `installed` receives 1, or 0. `protocol` is "tcp", "rdma", or any
+/// other text, which is the name of none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_has_transport(engine: *mut te_engine, protocol: *const c_char, installed: *mut c_int) -> te_status {
+    with(engine, |engine| {
+        guard::check_output(installed, "installed")?;
+        // SAFETY: the caller passes a NUL-terminated text.
+        let is_installed = engine.has_transport(unsafe { text::read(protocol, "protocol") }?);
+        // SAFETY: `installed` is not NULL, and the caller passes a place for a number.
+        unsafe { installed.write(c_int::from(is_installed)) };
+        Ok(())
+    })
+}
+
+/// Gives a handle of the topology of an engine: the very one that was given when it was created, or the
+/// engine's own. Free it with te_topology_destroy; it may outlive the engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_engine_topology(engine: *mut te_engine, topology: *mut *mut te_topology) -> te_status {
+    with(engine, |engine| {
+        guard::check_output(topology, "topology")?;
+        let key = handle::insert_topology(engine.topology().clone());
+        // SAFETY: `topology` is not NULL, and the caller passes a place for a pointer.
+        unsafe { topology.write(key.as_pointer().cast()) };
+        Ok(())
+    })
+}
+
+/// Describes the NICs of an engine and which one serves which memory: in JSON if `as_json` is not 0, else for
+/// people. As te_topology_links, but of NICs that a transport uses it tells the port and the address that are
+/// in use.
+///
+/// `text` receives a text that the caller frees with te_free_text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_engine_links(engine: *mut te_engine, as_json: c_int, text: *mut *mut c_char) -> te_status {
+    // SAFETY: the caller passes a place for a pointer.
+    with(engine, |engine| unsafe { text::give(text, "text", || Ok(engine.show_links(as_json != 0))) })
+}
+
+/// Has an address of this program stand for an engine, in this interface and in that of transfer_engine_c.h:
+/// a class that wraps an engine gives its object's, and a cast of the object's address to te_engine * or
+/// transfer_engine_t does as well as the handle.
+///
+/// It does so until the engine is destroyed, or another address is given, or NULL, which gives none. What
+/// else stood for the address, an engine or a topology, is not found by it any more. The memory there is
+/// never looked at. A call by an address takes some ten nanoseconds more. Errors: TE_ERR_INVALID_ARGUMENT for
+/// an address that looks like a handle; TE_ERR_LIMIT when 1024 addresses of the process stand for something.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_engine_set_alias(engine: *mut te_engine, address: *const c_void) -> te_status {
+    call(|| handle::set_engine_alias(engine as u64, address as u64))
+}
+
+/// Has the metadata server told of all memory that has been registered and unregistered so far, also with
+/// TE_PUBLISH_LATER, and returns when it knows. Without a metadata server there is nothing to do: peers ask
+/// the engine itself.
+///
+/// Errors: TE_ERR_METADATA, and it is tried again in the background.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_publish(engine: *mut te_engine) -> te_status {
+    with(engine, Engine::publish)
+}
+
+/// Writes to the metadata server where this engine is reached, whatever it has about that. The engine looks
+/// after it by itself every two seconds; this is for a program that cannot wait. Without a metadata server
+/// there is nothing to do.
+///
+/// Errors: TE_ERR_METADATA.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_publish_address(engine: *mut te_engine) -> te_status {
+    with(engine, Engine::publish_address)
+}
+
+/// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte
+/// moves, peers are no longer served, and the engine touches no memory of the program any more; calls on it
+/// give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
+/// it when its handle is of no use any more. Doing it twice gives 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_shut_down(engine: *mut te_engine) -> te_status {
+    with(engine, |engine| {
+        engine.shutdown();
+        Ok(())
     })
 }

@@ -3,18 +3,19 @@
 //! Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of
 //! them. The cost of registering and unregistering does not depend on how much is registered already.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;
 
 use crate::capi::growth::{self, Growing};
 use crate::capi::te::engine::te_engine;
 use crate::capi::te::status::te_status;
-use crate::capi::te::with;
+use crate::capi::te::{call, with};
 use crate::capi::{guard, memory, text};
 use crate::config::Parallelism;
 use crate::engine::{Engine, MemoryOptions, RegionInfo};
 use crate::error::{Code, Error, Result};
 use crate::registry::RegistrationCost;
+use crate::topology;
 
 /// Peers may read and write the memory.
 pub const TE_ACCESS_REMOTE: u32 = 0;
@@ -263,6 +264,91 @@ pub unsafe extern "C" fn te_find_local_memory(
             .ok_or_else(|| Error::quiet(Code::AddressNotRegistered, format!("no registered range holds {addr:p}")))?;
         // SAFETY: as above.
         unsafe { growth::write(region, size, &te_memory_region::new(&found, size)) };
+        Ok(())
+    })
+}
+
+/// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also
+/// one that is being registered or unregistered, and describes it in `region`.
+///
+/// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED if there is none, as for
+/// no bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_find_overlap(
+    engine: *mut te_engine,
+    addr: *const c_void,
+    length: usize,
+    region: *mut te_memory_region,
+) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes a struct of `struct_size` bytes.
+        let size = unsafe { growth::output_size(region, "region") }?;
+        // SAFETY: the range is looked up, not used.
+        let range = unsafe { memory::local_range(addr.cast_mut(), length as u64, 0) }?;
+        let found = engine.find_overlap(range).ok_or_else(|| {
+            Error::quiet(Code::AddressNotRegistered, format!("no registered range has a byte of the {length} at {addr:p}"))
+        })?;
+        // SAFETY: as above.
+        unsafe { growth::write(region, size, &te_memory_region::new(&found, size)) };
+        Ok(())
+    })
+}
+
+/// A part of a range of memory that is in one place.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_location_entry {
+    /// sizeof(te_location_entry). Functions that fill arrays set it.
+    pub struct_size: usize,
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Where it is, with a NUL at its end: "cpu:0" for a NUMA node, "*" if it is not known.
+    pub location: [c_char; 64],
+}
+
+// SAFETY: all zeros are a valid value.
+unsafe impl Growing for te_location_entry {
+    const FIRST_VERSION: usize = 88;
+}
+
+/// Finds out where memory of this process is. Pages that the process has not touched have no place yet: they
+/// count as "*", and stay untouched.
+///
+/// The `length` bytes at `addr`, which need not be registered, are described in order of address, as parts
+/// that touch. With `first_page_only` other than 0 it is one part, which is where its first page is; else
+/// each page is asked for, which takes one system call for 512 pages. `entries` is an array of `capacity`
+/// elements of `entry_size` bytes, sizeof(te_location_entry); it may be NULL if `capacity` is 0. `count`
+/// receives how many parts there are, which may be more than `capacity`; the first `capacity` are described
+/// then. Errors: TE_ERR_INVALID_ARGUMENT for a range that is NULL or runs past the end of the address space.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_memory_location(
+    addr: *const c_void,
+    length: usize,
+    first_page_only: c_int,
+    entries: *mut te_location_entry,
+    entry_size: usize,
+    capacity: usize,
+    count: *mut usize,
+) -> te_status {
+    call(|| {
+        guard::check_output(count, "count")?;
+        growth::check_array(entries, entry_size, capacity, "entries")?;
+        // SAFETY: the range is looked up, not used.
+        let range = unsafe { memory::range(addr.cast_mut(), length as u64) }?;
+        let parts = match first_page_only {
+            0 => topology::locations_of(range),
+            _ => vec![(range, topology::location_of(range).unwrap_or_else(|| topology::WILDCARD.into()))],
+        };
+        for (index, (part, location)) in parts.iter().take(capacity).enumerate() {
+            let (addr, length) = (part.address(), part.length());
+            let entry = te_location_entry { struct_size: entry_size, addr, length, location: text::array(location) };
+            // SAFETY: the caller passes `capacity` elements of `entry_size` bytes.
+            unsafe { growth::write_element(entries, entry_size, index, &entry) };
+        }
+        // SAFETY: `count` is not NULL, and the caller passes a place for a number.
+        unsafe { count.write(parts.len()) };
         Ok(())
     })
 }

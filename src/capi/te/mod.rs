@@ -44,9 +44,10 @@
 //! the first version or above 4096 are refused. Fields named `reserved` must be zero. A NULL pointer to an
 //! options struct stands for all defaults.
 //!
-//! Handles. Engines and pools are keys, not addresses; segments, batches and leases are numbers. One that was destroyed,
-//! freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used again for something else. The
-//! handle of an engine serves the functions of transfer_engine_c.h as well, and the other way round.
+//! Handles. Engines, pools, topologies and stores are keys, not addresses; segments, batches and leases are
+//! numbers. One that was destroyed, freed or never made gives TE_ERR_INVALID_HANDLE, and a number is not used
+//! again for something else. The handle of an engine serves the functions of transfer_engine_c.h as well, and
+//! the other way round.
 //!
 //! Threads. Any thread may call any function at any time, also on the same engine, batch or segment, unless a
 //! function says otherwise. te_engine_destroy wakes up the threads that wait in other calls on the engine.
@@ -54,8 +55,8 @@
 //! Memory. The memory of a transfer must stay valid until the transfer is over, registered memory until it is
 //! unregistered. Memory of the caller may be freed once te_unregister_local_memory has returned 0.
 //!
-//! Processes. A child made by fork() cannot use its parent's engines and pools: calls give TE_ERR_FORKED. It may
-//! create its own.
+//! Processes. A child made by fork() cannot use its parent's engines, pools, topologies and stores: calls give
+//! TE_ERR_FORKED. It may create its own.
 //!
 //! Signals. The library installs no signal handler (but see enableGracefulShutdown), never ends the process,
 //! and never writes to standard output.
@@ -70,6 +71,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 
 pub mod batch;
+pub mod configuration;
 pub mod engine;
 pub mod memory;
 pub mod notification;
@@ -77,6 +79,8 @@ pub mod pool;
 pub mod segment;
 pub mod statistics;
 pub mod status;
+pub mod store;
+pub mod topology;
 pub mod transfer;
 
 use engine::te_engine;

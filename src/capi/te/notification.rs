@@ -38,6 +38,21 @@ pub unsafe extern "C" fn te_notify(
     })
 }
 
+/// Sends a message to the engine that is called `peer`, as te_notify; its segment need not be open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_notify_name(
+    engine: *mut te_engine,
+    peer: *const c_char,
+    name: *const c_char,
+    message: *const c_char,
+) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes NUL-terminated texts.
+        let (peer, notification) = unsafe { (text::read(peer, "peer")?, text::read_notification(name, message)?) };
+        engine.send_notification_to(peer, &notification)
+    })
+}
+
 /// Takes all messages that have arrived at this engine, in the order of their arrival. Never blocks.
 ///
 /// `list` receives an array of `count` messages, which the caller frees with te_free_notifications, or NULL

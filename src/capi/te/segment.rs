@@ -1,10 +1,11 @@
 //! Segments
 //!
 //! A segment is the registered memory of one engine. Transfers name it by a number, which is valid in the
-//! engine that opened it, for as long as that engine lives (or removeLocalSegment is called for it). The engine keeps what it knows of a segment, and
-//! looks anew by itself when a transfer fails because the peer has changed or was started again.
+//! engine that opened it, for as long as that engine lives (or te_forget_segment is called for it). The
+//! engine keeps what it knows of a segment, and looks anew by itself when a transfer fails because the peer
+//! has changed or was started again.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
 use crate::capi::te::engine::te_engine;
 use crate::capi::te::memory::{te_memory_region, write_regions};
@@ -82,4 +83,46 @@ pub unsafe extern "C" fn te_list_segment_memory(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_probe_segment(engine: *mut te_engine, segment: te_segment) -> te_status {
     with(engine, |engine| engine.probe(segment))
+}
+
+/// Asks the engine that is called `name` whether it is alive, as te_probe_segment; its segment need not be open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_probe(engine: *mut te_engine, name: *const c_char) -> te_status {
+    // SAFETY: the caller passes a NUL-terminated text.
+    with(engine, |engine| engine.probe_name(unsafe { text::read(name, "name") }?))
+}
+
+/// Forgets what is known here of the segment of that name. Its number becomes invalid, connections to the
+/// peer are closed when they are idle, and opening it again asks the peer and gives another number. A name
+/// that is not open is no error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_forget_segment(engine: *mut te_engine, name: *const c_char) -> te_status {
+    // SAFETY: the caller passes a NUL-terminated text.
+    with(engine, |engine| engine.forget_segment(unsafe { text::read(name, "name") }?))
+}
+
+/// Gives the descriptor of a segment in JSON: what the peer tells of itself, as it is kept at metadata
+/// servers. TE_LOCAL_SEGMENT gives what peers are told of this engine.
+///
+/// As far as it is known here, or, with `refresh` other than 0, after asking as te_refresh_segment does, with
+/// its errors. `json` receives a text that the caller frees with te_free_text: an object with "name",
+/// "protocol", "buffers" in the peer's order of registration, each with "addr" and "length", and so on.
+/// Errors: TE_ERR_METADATA for TE_LOCAL_SEGMENT as long as no transport is installed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_segment_json(
+    engine: *mut te_engine,
+    segment: te_segment,
+    refresh: c_int,
+    json: *mut *mut c_char,
+) -> te_status {
+    with(engine, |engine| {
+        let describe = || {
+            if refresh != 0 {
+                engine.refresh_segment(segment)?;
+            }
+            engine.segment_json(segment)
+        };
+        // SAFETY: the caller passes a place for a pointer.
+        unsafe { text::give(json, "json", describe) }
+    })
 }

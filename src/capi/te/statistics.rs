@@ -2,10 +2,13 @@
 //!
 //! Numbers since the engine was created. Each is exact, but they are not read at one instant.
 
+use std::ffi::c_char;
+
 use crate::capi::growth::{self, Growing};
 use crate::capi::te::engine::te_engine;
 use crate::capi::te::status::te_status;
 use crate::capi::te::with;
+use crate::capi::{guard, text};
 use crate::engine::Engine;
 
 /// What an engine has counted.
@@ -85,6 +88,58 @@ pub unsafe extern "C" fn te_get_statistics(engine: *mut te_engine, statistics: *
         let size = unsafe { growth::output_size(statistics, "statistics") }?;
         // SAFETY: as above.
         unsafe { growth::write(statistics, size, &read(engine, size)) };
+        Ok(())
+    })
+}
+
+/// What a NIC is doing.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct te_nic_load {
+    /// sizeof(te_nic_load). Functions that fill arrays set it.
+    pub struct_size: usize,
+    /// Bytes of work that it has been given and that has not ended.
+    pub bytes_in_flight: u64,
+    /// Bytes a second that it has moved lately, averaged while it had work; 0 if it never had.
+    pub bytes_per_second: f64,
+    /// The NIC, such as "mlx5_0", with a NUL at its end; longer names are cut.
+    pub name: [c_char; 64],
+}
+
+// SAFETY: all zeros are a valid value.
+unsafe impl Growing for te_nic_load {
+    const FIRST_VERSION: usize = 88;
+}
+
+/// Tells what each NIC of an engine is doing; there are none without RDMA.
+///
+/// `loads` is an array of `capacity` elements of `load_size` bytes, sizeof(te_nic_load); it may be NULL if
+/// `capacity` is 0. `count` receives how many NICs there are, which may be more than `capacity`; the first
+/// `capacity` are described then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_nic_loads(
+    engine: *mut te_engine,
+    loads: *mut te_nic_load,
+    load_size: usize,
+    capacity: usize,
+    count: *mut usize,
+) -> te_status {
+    with(engine, |engine| {
+        growth::check_array(loads, load_size, capacity, "loads")?;
+        guard::check_output(count, "count")?;
+        let found = engine.nic_loads();
+        for (index, load) in found.iter().take(capacity).enumerate() {
+            let value = te_nic_load {
+                struct_size: load_size,
+                bytes_in_flight: load.bytes_in_flight,
+                bytes_per_second: load.bytes_per_second,
+                name: text::array(&load.device),
+            };
+            // SAFETY: the caller passes `capacity` elements of `load_size` bytes.
+            unsafe { growth::write_element(loads, load_size, index, &value) };
+        }
+        // SAFETY: `count` is not NULL, and the caller passes a place for a number.
+        unsafe { count.write(found.len()) };
         Ok(())
     })
 }

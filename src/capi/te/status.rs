@@ -1,4 +1,4 @@
-//! Version, errors and log
+//! Version, errors, texts and log
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -143,6 +143,17 @@ pub extern "C" fn te_last_error() -> *const c_char {
 pub extern "C" fn te_status_name(status: te_status) -> *const c_char {
     let named = NAMES.iter().find(|(_, number, _)| *number == status).map(|(_, _, name)| *name);
     named.unwrap_or(if status == TE_OK { c"TE_OK" } else { c"unknown" }).as_ptr()
+}
+
+/// Frees a text that a function of this interface gave by a `char **`. NULL is fine. The text is from
+/// malloc(), so free() does as well.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_free_text(text: *mut c_char) {
+    call(|| {
+        // SAFETY: the caller passes NULL or a text from malloc, once.
+        unsafe { libc::free(text.cast()) };
+        Ok(())
+    });
 }
 
 /// Sends the log of all engines of this process to `callback` instead of to standard error.

@@ -17,7 +17,7 @@ use crate::capi::te::with;
 use crate::capi::{guard, memory, text};
 use crate::error::{Error, Result};
 use crate::handshake::Notification;
-use crate::transfer::{Request, State, SubmitOptions, TaskStatus};
+use crate::transfer::{Hints, Request, State, SubmitOptions, TaskStatus};
 use crate::transport::Opcode;
 
 /// Which way the bytes go.
@@ -46,6 +46,17 @@ pub struct te_transfer_request {
     pub remote_addr: u64,
     /// Length of both ranges in bytes. 0 completes at once.
     pub length: u64,
+    /// How often the program has tried this transfer before; 0: it has not. Over RDMA each number takes
+    /// another pair of NICs than the one before, as far as there are some, instead of the next preferred one.
+    /// Tries that the engine makes by itself come on top. Other transports have no use for it.
+    pub retry_hint: u32,
+    /// Has no effect at present: which transport to prefer.
+    pub transport_hint: u32,
+    /// Requests of one batch with the same number other than 0 go the same way one after the other, in the
+    /// order in which they were submitted: over the same connection with TCP, over the same queue pair with
+    /// RDMA, which moves a long one by one pair of NICs then. What fails there and is tried again goes
+    /// anywhere. 0: any way.
+    pub group: u64,
 }
 
 // SAFETY: all zeros are a valid value.
@@ -232,7 +243,8 @@ pub(super) unsafe fn read_requests(
         };
         // SAFETY: as for this function.
         let local = unsafe { memory::local_range(request.local, request.length, index) }?;
-        requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr });
+        let hints = Hints::new(request.retry_hint, request.group);
+        requests.push(Request { opcode, local, segment: request.segment, remote_address: request.remote_addr, hints });
     }
     Ok(requests)
 }
@@ -282,6 +294,9 @@ mod tests {
         segment: 3,
         remote_addr: 0x2000,
         length: 16,
+        retry_hint: 0,
+        transport_hint: 0,
+        group: 0,
     };
 
     #[test]

@@ -13,7 +13,7 @@
 //! The NIC's thread sleeps until the device says that something has completed, or until a deadline. While callers poll it leaves the device
 //! unarmed, and looks for itself every millisecond only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -795,10 +795,12 @@ impl Locked<'_> {
         let all_room: u64 = (0..pairs).map(|pair| room(endpoint, outstanding, pair)).sum();
         // How many work requests there will be, as far as there is room for them.
         let mut wanted = 0;
+        let mut has_paths = false;
         for span in &endpoint.waiting {
             if wanted >= all_room {
                 break;
             }
+            has_paths |= span.path != 0;
             wanted += match span.local.length() {
                 length if length <= nic.slice_size => 1,
                 length => length.div_ceil(nic.slice_size),
@@ -807,10 +809,18 @@ impl Locked<'_> {
         let mut wanted = wanted.min(all_room);
         let mut fault = None;
         for pair in 0..pairs {
-            let share = wanted.div_ceil((pairs - pair) as u64).min(room(endpoint, outstanding, pair));
+            let share = match has_paths {
+                false => wanted.div_ceil((pairs - pair) as u64),
+                true => wanted,
+            };
+            let share = share.min(room(endpoint, outstanding, pair));
             requests.clear();
+            // Spans of a path wait for its queue pair, and let others pass.
+            let is_for_pair = |span: &Span| span.path == 0 || usize::from(span.path) % pairs == pair;
+            let place_of_next = |waiting: &VecDeque<Span>| if has_paths { waiting.iter().position(is_for_pair) } else { Some(0) };
             while (requests.len() as u64) < share
-                && let Some(mut span) = endpoint.waiting.pop_front()
+                && let Some(place) = place_of_next(&endpoint.waiting)
+                && let Some(mut span) = if place == 0 { endpoint.waiting.pop_front() } else { endpoint.waiting.remove(place) }
             {
                 if span.group().is_troubled()
                     && let Some(error) = span.doomed()
@@ -821,7 +831,7 @@ impl Locked<'_> {
                 let length = length_of_next(&span);
                 if length < span.local.length() {
                     let next = span.split(length);
-                    endpoint.waiting.push_front(std::mem::replace(&mut span, next));
+                    endpoint.waiting.insert(place, std::mem::replace(&mut span, next));
                 }
                 let Span { local, local_key, remote_address, remote_key, .. } = span;
                 let opcode = span.piece().opcode;

@@ -3,7 +3,8 @@
 //!
 //! A span is looked at from end to end before any part of it goes anywhere, so a request is refused as a whole. The NIC here goes by the
 //! location of the memory here, the peer's by that of the peer's memory; each NIC here keeps to one of several equal ones there, so that
-//! few connections are needed. A span that has failed takes the next pair of NICs.
+//! few connections are needed. A span that has failed takes the next pair of NICs, as does one of which the caller says that it has. Spans of
+//! one path take the same pair, and are not striped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -166,23 +167,28 @@ impl<'a> Planner<'a> {
         let (name, length, offset) = (region.location(), region.range().length(), span.local.address() - region.range().address());
         let shared = self.shared;
         let is_usable = |nic: usize| shared.nics[nic].is_active() && chunk.key(nic).is_some();
-        if span.attempt == 0 {
+        let tries = span.tries();
+        if tries == 0 {
             let preferred = self.here.get(&shared.choice, name, length, offset);
             let slice = shared.config.slice_size;
             // Without dividing where one is all there can be.
             let stripes = match span.local.length() {
-                bytes if preferred.len() < 2 || bytes < 2 * STRIPE_SLICES * slice => 1,
+                bytes if preferred.len() < 2 || bytes < 2 * STRIPE_SLICES * slice || span.path != 0 => 1,
                 bytes => (bytes / (STRIPE_SLICES * slice)).min(preferred.len() as u64) as usize,
             };
             // From the next one on, around the end, those that can be used.
-            let first = if preferred.len() < 2 { 0 } else { self.turn % preferred.len() };
+            let first = match (preferred.len(), span.path) {
+                (0 | 1, _) => 0,
+                (count, 0) => self.turn % count,
+                (count, path) => usize::from(path) % count,
+            };
             let (before, from) = preferred.split_at(first);
             self.turn = self.turn.wrapping_add(1);
             if stripes == 1 {
                 let is_usable = |nic: &&usize| is_usable(**nic);
                 let nic = from.iter().find(is_usable).or_else(|| before.iter().find(is_usable)).copied();
                 if let Some(nic) = nic {
-                    return self.put(span, nic, view, chunk, buffer);
+                    return self.put(span, tries, nic, view, chunk, buffer);
                 }
             } else {
                 let usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
@@ -190,15 +196,15 @@ impl<'a> Planner<'a> {
                 let length = (span.local.length() / nics.len().max(1) as u64).next_multiple_of(slice);
                 for (place, nic) in nics.iter().enumerate() {
                     if place + 1 == nics.len() || length >= span.local.length() {
-                        return self.put(span, *nic, view, chunk, buffer);
+                        return self.put(span, tries, *nic, view, chunk, buffer);
                     }
                     let part = span.split(length);
-                    self.put(part, *nic, view, chunk, buffer);
+                    self.put(part, tries, *nic, view, chunk, buffer);
                 }
             }
         }
-        match shared.choice.select(&location_at(name, length, offset), u32::from(span.attempt), is_usable) {
-            Some(nic) => self.put(span, nic, view, chunk, buffer),
+        match shared.choice.select(&location_at(name, length, offset), tries, is_usable) {
+            Some(nic) => self.put(span, tries, nic, view, chunk, buffer),
             None => {
                 let text = format!("no NIC that knows local memory at {:#x} is active", span.local.address());
                 self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
@@ -207,8 +213,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Puts a span on the rail of a NIC here and the one at the peer that goes with it.
-    fn put(&mut self, mut span: Span, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
-        let device = self.peer_device(&span, nic, view, buffer);
+    fn put(&mut self, mut span: Span, tries: u32, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
+        let device = self.peer_device(&span, tries, nic, view, buffer);
         let (Some(key), Some(device)) = (chunk.key(nic), device) else {
             let name = self.peer.segment.descriptor().name.clone();
             let text = format!("{name} has no NIC that knows its memory at {:#x}", span.remote_address);
@@ -241,15 +247,14 @@ impl<'a> Planner<'a> {
     }
 
     /// The peer's NIC for memory of an entry.
-    fn peer_device(&mut self, span: &Span, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
+    fn peer_device(&mut self, span: &Span, tries: u32, nic: usize, view: &View, buffer: &BufferDescriptor) -> Option<usize> {
         let shared = self.shared;
         let has_key = |device: usize| buffer.rkey.get(device).is_some_and(|key| *key != 0);
         let now = self.now;
         let is_usable = |device: usize| has_key(device) && !shared.is_paused(nic, &view.paths[device], now);
         let offset = span.remote_address - buffer.address;
         let config = &shared.config;
-        let attempt = u32::from(span.attempt);
-        if attempt == 0 {
+        if tries == 0 {
             let name = shared.names[nic].as_str();
             let preferred = self.there.get(&view.choice, &buffer.name, buffer.length, offset);
             let is_wanted = |device: &&usize| -> bool {
@@ -275,7 +280,7 @@ impl<'a> Planner<'a> {
             }
         }
         // Each walk through the NICs here begins with another one there.
-        let retry = attempt + attempt.saturating_sub(1) / shared.nics.len().max(1) as u32;
+        let retry = tries + tries.saturating_sub(1) / shared.nics.len().max(1) as u32;
         let location = location_at(&buffer.name, buffer.length, offset);
         view.choice.select(&location, retry, is_usable).or_else(|| view.choice.select(&location, retry, has_key))
     }

@@ -70,6 +70,7 @@ impl Group {
             group: self.clone(),
             task: task as u32,
             attempt: 0,
+            path: piece.way.path,
             is_refused: false,
             has_missed: false,
             local: piece.local,
@@ -158,7 +159,9 @@ pub(super) struct Span {
     group: Arc<Group>,
     task: u32,
     /// How often it has failed.
-    pub attempt: u16,
+    pub attempt: u8,
+    /// See [`Way::path`](crate::transport::Way).
+    pub path: u8,
     /// Whether the peer's device has refused `remote_key` for it.
     pub is_refused: bool,
     /// Whether no entry was found for it in the peer's descriptor.
@@ -181,6 +184,11 @@ impl Span {
     /// What was asked for, of which this is a part.
     pub fn piece(&self) -> &Piece {
         &self.group.pieces[self.task as usize]
+    }
+
+    /// How often it has been tried, by the caller as well: 0 takes one of the preferred ways, others walk through all.
+    pub fn tries(&self) -> u32 {
+        u32::from(self.piece().way.retry) + u32::from(self.attempt)
     }
 
     /// Keeps the error with the task, unless there is one already.
@@ -243,3 +251,6 @@ impl Span {
 pub(super) fn by_group(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
     spans.chunk_by(|one, next| Arc::ptr_eq(&one.group, &next.group))
 }
+
+// There may be very many.
+const _: () = assert!(size_of::<Span>() == 48);

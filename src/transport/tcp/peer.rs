@@ -22,14 +22,15 @@
 //! that speaks version 1 only checks no address at all; there the descriptor is looked at before anything is sent.
 //!
 //! Balancing: a lane is filled up to [`FILL_BYTES`], so that small requests share system calls; beyond that an idle or new lane is
-//! taken, and when there are as many lanes as allowed, the least loaded one.
+//! taken, and when there are as many lanes as allowed, the least loaded one. Slices of one path keep to one lane for as long as that takes
+//! work, since a lane carries exchanges in order; with version 1, whose lanes carry one each, they do not.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -72,6 +73,8 @@ struct State {
     /// Which of the target's addresses to connect to.
     address: usize,
     lanes: Vec<Arc<Lane>>,
+    /// The lanes of slices that go the same way: see [`Way::path`](crate::transport::Way).
+    paths: HashMap<u8, Weak<Lane>>,
     /// Waits for a target or, in version 1, for a lane.
     backlog: VecDeque<Work>,
     /// A background job is finding the target.
@@ -195,8 +198,8 @@ impl Peer {
                         unknown.extend(state.backlog.pop_front());
                         continue;
                     }
-                    let length = work.slice.local.length();
-                    match self.pick_lane(state, length) {
+                    let (length, path) = (work.slice.local.length(), work.slice.way.path);
+                    match self.pick_lane_of_path(state, length, path) {
                         Ok(Some(lane)) => {
                             let Some(work) = state.backlog.pop_front() else { break };
                             lane.reserve(&work);
@@ -253,6 +256,26 @@ impl Peer {
     fn vouches_for(&self, work: &Work) -> bool {
         let slice = &work.slice;
         work.examined || !split(&self.segment.descriptor(), slice.remote_address, slice.local.length()).is_empty()
+    }
+
+    /// The lane for the next piece of work, which is that of its path, if it has one: see [`Peer::pick_lane`].
+    fn pick_lane_of_path(
+        self: &Arc<Self>,
+        state: &mut State,
+        length: u64,
+        path: u8,
+    ) -> std::result::Result<Option<Arc<Lane>>, (SocketAddr, io::Error)> {
+        if path == 0 || state.target.as_ref().is_none_or(|target| target.version == Version::V1) {
+            return self.pick_lane(state, length);
+        }
+        if let Some(lane) = state.paths.get(&path).and_then(Weak::upgrade).filter(|lane| lane.is_accepting()) {
+            return Ok(Some(lane));
+        }
+        let picked = self.pick_lane(state, length)?;
+        if let Some(lane) = &picked {
+            state.paths.insert(path, Arc::downgrade(lane));
+        }
+        Ok(picked)
     }
 
     /// The lane for the next piece of work. `None`: it has to wait for one. An error: none can be had, nor waited for.
@@ -409,6 +432,7 @@ impl Peer {
         {
             let mut state = self.state.lock();
             state.lanes.retain(|other| !std::ptr::eq(&**other, lane));
+            state.paths.retain(|_, other| !std::ptr::eq(other.as_ptr(), lane));
             if let Some(Loss::Broken(attempts)) = loss {
                 state.doubtful |= attempts + 1 >= ATTEMPTS;
                 others = state.lanes.clone();
@@ -690,7 +714,8 @@ impl Completion for Division {
 
 fn divide(work: Work, pieces: &[u64]) -> Vec<Work> {
     let Work { slice, attempts, examined, since } = work;
-    let (opcode, local, remote_address, deadline) = (slice.opcode, slice.local, slice.remote_address, slice.deadline);
+    let (opcode, local, remote_address, deadline, way) =
+        (slice.opcode, slice.local, slice.remote_address, slice.deadline, slice.way);
     let division: Arc<dyn Completion> = Arc::new(Division {
         owner: slice.completion.clone(),
         whole: Mutex::new(Some(slice)),
@@ -708,6 +733,7 @@ fn divide(work: Work, pieces: &[u64]) -> Vec<Work> {
                 deadline,
                 completion: division.clone(),
                 index: index as u32,
+                way,
             };
             works.push(Work { slice, attempts, examined, since });
         }

@@ -10,7 +10,7 @@ use super::wire::{self, HEADER_LENGTH, Header, Version};
 use super::*;
 use crate::metadata::{BufferDescriptor, SegmentDescriptor};
 use crate::registry::{Owner, Region, RegionOptions, Reservation};
-use crate::transport::{Completion, Deadline, Opcode, Piece, Slices};
+use crate::transport::{Completion, Deadline, Opcode, Piece, Slices, Way};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -190,6 +190,7 @@ impl Bench {
             local,
             remote_address,
             index: index as u32,
+            way: Way::default(),
         };
         let pieces = work.iter().enumerate().map(piece).collect();
         self.transport.submit(&segment, Slices { pieces, deadline, completion: outcomes.clone() });

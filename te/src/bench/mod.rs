@@ -120,7 +120,7 @@ impl TransportArguments {
 fn bare_engine(config: Config) -> transfer_engine::Result<Arc<Engine>> {
     telemetry::log::install();
     let options =
-        EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), auto_discover: false };
+        EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), ..EngineOptions::default() };
     Engine::create(&options, config)
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use transfer_engine::engine::Engine;
-use transfer_engine::transfer::{Request, State, SubmitOptions};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions};
 use transfer_engine::transport::Opcode;
 
 use super::machine::{Machine, noise, time_fixed_work};
@@ -111,6 +111,7 @@ fn measure(target: &Target, arguments: &Arguments) -> Result<Sample, Box<dyn Err
         local: arena.range(0, arguments.size.min(64)),
         segment,
         remote_address: target.location.address,
+        hints: Hints::default(),
     };
     let start = Instant::now();
     transfer(&engine, request)?;

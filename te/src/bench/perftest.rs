@@ -29,7 +29,7 @@ impl Device {
     fn find(name: &str) -> Device {
         let machine = Machine::default();
         let config = Config::from_environment().rdma;
-        let links = Topology::discover(&machine, &[name.to_string()]).links(&machine, config.port, config.gid_index);
+        let links = Topology::discover(&machine, &[&[name.to_string()]]).links(&machine, config.port, config.gid_index);
         Device { name: name.to_string(), gid_index: links.first().and_then(|link| link.gid).map(|(_, index)| index) }
     }
 }

@@ -338,7 +338,7 @@ struct Own {
 impl Own {
     fn new(uri: &str, name: &str, regions: usize) -> Result<Own, Box<dyn Error>> {
         telemetry::log::install();
-        let options = EngineOptions { metadata: uri.to_string(), server_name: name.to_string(), auto_discover: false };
+        let options = EngineOptions { metadata: uri.to_string(), server_name: name.to_string(), ..EngineOptions::default() };
         let engine = Engine::create(&options, config())?;
         if !engine.has_transport("tcp") {
             engine.install_transport("tcp", None)?;

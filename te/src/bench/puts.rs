@@ -254,6 +254,7 @@ impl Subject {
             local: memory.payload(package, key),
             segment: self.segment,
             remote_address: self.target + (key * package.size) as u64,
+            hints: Default::default(),
         };
         (0..package.keys).map(request).collect()
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde::Serialize;
 use transfer_engine::engine::Engine;
-use transfer_engine::transfer::{Request, State, SubmitOptions, TaskStatus};
+use transfer_engine::transfer::{Hints, Request, State, SubmitOptions, TaskStatus};
 use transfer_engine::transport::Opcode;
 
 use super::machine::{Machine, noise, time_fixed_work};
@@ -365,6 +365,7 @@ impl Bench {
                 local: self.arena.range(offset, size),
                 segment: self.segment,
                 remote_address: self.target.location.address + offset as u64,
+                hints: Hints::default(),
             }
         };
         (0..batch).map(request).collect()

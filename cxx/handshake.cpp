@@ -1,0 +1,127 @@
+#include "handshake.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "config.h"
+
+namespace mooncake::transfer_engine_cxx {
+
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr int kConnectMilliseconds = 5000;
+
+class Socket {
+   public:
+    explicit Socket(int fd) : fd_(fd) {}
+    Socket(const Socket&) = delete;
+    ~Socket() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+    int fd() const { return fd_; }
+    int release() { return std::exchange(fd_, -1); }
+
+   private:
+    int fd_;
+};
+
+void limit_receiving(int fd, int seconds) {
+    timeval limit = {seconds, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+}
+
+bool connect(int fd, const addrinfo& address) {
+    int flags = fcntl(fd, F_GETFL);
+    fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    if (::connect(fd, address.ai_addr, address.ai_addrlen) != 0) {
+        if (errno != EINPROGRESS) return false;
+        pollfd connecting = {fd, POLLOUT, 0};
+        int error = 0;
+        socklen_t size = sizeof error;
+        if (poll(&connecting, 1, kConnectMilliseconds) != 1) return false;
+        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) return false;
+    }
+    return fcntl(fd, F_SETFL, flags) == 0;
+}
+
+}  // namespace
+
+int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, const std::string& request, std::string& reply) {
+    addrinfo hints{};
+    hints.ai_family = globalConfig().use_ipv6 ? AF_INET6 : AF_INET;
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found;
+    if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return ERR_DNS;
+    std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+    for (const addrinfo* address = found; address; address = address->ai_next) {
+        Socket connection(socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, address->ai_protocol));
+        if (connection.fd() < 0 || !connect(connection.fd(), *address)) continue;
+        limit_receiving(connection.fd(), 60);
+        if (writeString(connection.fd(), type, request) != 0) continue;
+        auto [reply_type, text] = readString(connection.fd());
+        if (reply_type != type) continue;
+        reply = std::move(text);
+        return 0;
+    }
+    return ERR_SOCKET;
+}
+
+std::unique_ptr<HandshakeServer> HandshakeServer::start(uint16_t port, int sockfd, Answer answer) {
+    Socket listener(sockfd);
+    if (sockfd < 0) {
+        bool ipv6 = globalConfig().use_ipv6;
+        Socket bound(socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        int on = 1;
+        setsockopt(bound.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        sockaddr_in any4{};
+        any4.sin_family = AF_INET;
+        any4.sin_port = htons(port);
+        sockaddr_in6 any6{};
+        any6.sin6_family = AF_INET6;
+        any6.sin6_port = htons(port);
+        auto* any = ipv6 ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
+        if (bind(bound.fd(), any, ipv6 ? sizeof any6 : sizeof any4) != 0 || listen(bound.fd(), kBacklog) != 0) return nullptr;
+        return std::unique_ptr<HandshakeServer>(new HandshakeServer(bound.release(), std::move(answer)));
+    }
+    if (listen(listener.fd(), kBacklog) != 0) return nullptr;
+    return std::unique_ptr<HandshakeServer>(new HandshakeServer(listener.release(), std::move(answer)));
+}
+
+HandshakeServer::HandshakeServer(int listener, Answer answer)
+    : listener_(listener), answer_(std::move(answer)), thread_([this] { serve(); }) {}
+
+HandshakeServer::~HandshakeServer() {
+    stopping_ = true;
+    shutdown(listener_, SHUT_RDWR);  // ends accept()
+    thread_.join();
+    close(listener_);
+}
+
+void HandshakeServer::serve() {
+    while (!stopping_) {
+        Socket connection(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+        if (connection.fd() >= 0) {
+            serve(connection.fd());
+        } else {
+            poll(nullptr, 0, 10);  // the process has no descriptor left, perhaps for a while
+        }
+    }
+}
+
+void HandshakeServer::serve(int connection) {
+    limit_receiving(connection, 5);
+    auto [type, request] = readString(connection);
+    if (type == HandShakeRequestType::Invalid) return;
+    std::optional<std::string> reply = answer_(type, request);
+    if (!reply || writeString(connection, type, *reply) != 0) return;
+    // A connection that is closed first by this side would keep the port.
+    shutdown(connection, SHUT_WR);
+    char nothing;
+    (void)!read(connection, &nothing, 1);
+}
+
+}  // namespace mooncake::transfer_engine_cxx

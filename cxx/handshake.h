@@ -1,0 +1,39 @@
+// The handshake channel without an engine: one request and one reply a connection.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "common.h"
+
+namespace mooncake::transfer_engine_cxx {
+
+// Sends a request to an engine and gives its reply in `reply`. 0, ERR_DNS, or ERR_SOCKET.
+int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, const std::string& request, std::string& reply);
+
+// Answers requests, one after the other, on a thread of its own, until it is destroyed.
+class HandshakeServer {
+   public:
+    // Gives the reply; nothing closes the connection without one.
+    using Answer = std::function<std::optional<std::string>(HandShakeRequestType, const std::string&)>;
+
+    // Listens on `sockfd`, which is bound and becomes the server's, or on `port` if that is -1. Null on failure.
+    static std::unique_ptr<HandshakeServer> start(uint16_t port, int sockfd, Answer answer);
+    HandshakeServer(const HandshakeServer&) = delete;
+    ~HandshakeServer();
+
+   private:
+    HandshakeServer(int listener, Answer answer);
+    void serve();
+    void serve(int connection);
+
+    const int listener_;
+    const Answer answer_;
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;
+};
+
+}  // namespace mooncake::transfer_engine_cxx

@@ -1,0 +1,7 @@
+#include "transport/transport.h"
+
+namespace mooncake {
+
+Transport::~Transport() = default;
+
+}  // namespace mooncake

@@ -1,0 +1,4 @@
+// Transports are reached through Transport alone; this name is here for programs that include it.
+#pragma once
+
+#include "transport/transport.h"

@@ -1,0 +1,2 @@
+// Empty: memory of the UB fabric (USE_UB) is not offered.
+#pragma once
