@@ -343,6 +343,30 @@ impl Engine {
             "tcp" => self.start_tcp(),
             _ => self.start_rdma(matrix),
         })?;
+        self.attach(&mut transports, transport, topology, &*change_header)
+    }
+
+    /// Installs a transport of the program's own instead of the engine's, and nothing if its protocol is installed. Segments of peers with this
+    /// protocol are reached by it; what peers are told does not change.
+    ///
+    /// Errors: what a device answers to memory that is registered already; then nothing has changed.
+    pub fn install_own_transport(&self, transport: Arc<dyn Transport>) -> Result<()> {
+        let mut transports = self.transports.write();
+        self.check_open()?;
+        if transports.iter().any(|other| other.protocol() == transport.protocol()) {
+            return Ok(());
+        }
+        self.attach(&mut transports, transport, None, &|_| {})
+    }
+
+    /// Makes all memory known to the transport, and tells peers.
+    fn attach(
+        &self,
+        transports: &mut Vec<Arc<dyn Transport>>,
+        transport: Arc<dyn Transport>,
+        topology: Option<Topology>,
+        change_header: &dyn Fn(&mut SegmentHeader),
+    ) -> Result<()> {
         let mut header = self.fetcher.own.read().clone();
         change_header(&mut header);
         let attach = || {

@@ -664,6 +664,28 @@ fn transfers_end_whether_or_not_somebody_polls() {
 }
 
 #[test]
+fn a_slow_wire_ends_what_it_carries_in_its_time_whether_or_not_somebody_polls() {
+    let fake = Fake::new(2);
+    let bench = Bench::on(&fake, 1 << 19);
+    completed(&bench.write());
+    // 10 bytes in a microsecond: 52 ms for all.
+    fake.set(0, "wire_mbits", 80);
+    let whole = || bench.request(Opcode::Write, 0, 1 << 19);
+    let ends: [(&str, &dyn Fn(&Batch)); 2] = [
+        ("the end without a poll", &|batch| wait_until("the end without a poll", || batch.is_finished())),
+        ("the end by polling", &|batch| wait_until("the end by polling", || batch.status().state == State::Completed)),
+    ];
+    for (how, wait) in ends {
+        let begin = Instant::now();
+        // The second one after the first.
+        let batches = [whole(), whole()].map(|request| bench.submit(&[request], SubmitOptions::default()));
+        batches.iter().for_each(|batch| wait(batch));
+        assert!(begin.elapsed() >= Duration::from_millis(2 * 52), "{how}: {:?}", begin.elapsed());
+        batches.iter().for_each(|batch| assert_eq!(batch.status().state, State::Completed));
+    }
+}
+
+#[test]
 fn a_port_that_goes_down_is_left_and_used_again_when_it_is_back() {
     let fake = Fake::new(4);
     let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 4 << 20);

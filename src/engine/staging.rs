@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::error::{Code, Error, Result};
-use crate::pool::choice::{Class, Path};
+use crate::pool::choice::{Class, Path, Pick};
 use crate::pool::copy;
 use crate::pool::plan::{self, Preference, Target, Way};
 use crate::pool::{Direction, Fallback, Lease, Outcome, Pool};
@@ -359,7 +359,7 @@ impl<'a> Run<'a> {
     fn run(&mut self) {
         let mut ways = self.ways();
         let to_be_recorded = self.decide(&mut ways);
-        let begin = Instant::now();
+        let begin = to_be_recorded.map(|_| Instant::now());
         let target = |item: &Item| match self.direction {
             Direction::Get => Target { space: 0, address: item.local.address(), length: item.local.length() },
             _ => Target { space: item.segment, address: item.remote_address, length: item.local.length() },
@@ -370,7 +370,7 @@ impl<'a> Run<'a> {
             self.run_wave(&ways, &order);
             let is_complete = |status: &Option<TaskStatus>| status.as_ref().is_some_and(|status| status.state == State::Completed);
             let is_usual = !self.is_disturbed && self.statuses.iter().all(is_complete);
-            if let Some((class, path, bytes)) = to_be_recorded.filter(|_| is_usual) {
+            if let Some(((class, path, bytes), begin)) = to_be_recorded.zip(begin).filter(|_| is_usual) {
                 self.pool.choice().record(class, path, bytes, begin.elapsed());
             }
             return;
@@ -409,10 +409,10 @@ impl<'a> Run<'a> {
         let bytes = open().fold(0_u64, |sum, item| sum.saturating_add(item.local.length()));
         let devices = open().map(|item| self.devices_to(item.segment)).max().unwrap_or(0);
         let class = Class::new(self.direction, bytes / count as u64, bytes, devices);
-        let path = self.pool.choice().pick(class);
+        let Pick { path, is_measured } = self.pool.choice().pick(class);
         let decided = if path == Path::Staged { Way::Staged } else { Way::Registered };
         ways.iter_mut().filter(|way| **way == Way::Either).for_each(|way| *way = decided);
-        (count == ways.len()).then_some((class, path, bytes))
+        (is_measured && count == ways.len()).then_some((class, path, bytes))
     }
 
     fn devices_to(&self, segment: u64) -> usize {

@@ -68,6 +68,43 @@ fn names_that_are_no_hosts_are_refused_and_ports_are_drawn() {
     assert_eq!(error.code(), Code::InvalidArgument, "no transport yet");
 }
 
+/// Ends everything at once, and counts it.
+#[derive(Default)]
+struct Counting(std::sync::atomic::AtomicUsize);
+
+impl Transport for Counting {
+    fn protocol(&self) -> &'static str {
+        "tcp"
+    }
+    fn submit(&self, _segment: &Arc<dyn Segment>, slices: crate::transport::Slices) {
+        for slice in slices.into_each() {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            slice.finish(Ok(()));
+        }
+    }
+    fn cancel(&self) {}
+    fn evict(&self, _range: MemoryRange) {}
+    fn forget(&self, _segment: u64) {}
+    fn shutdown(&self, _reason: Error) {}
+}
+
+#[test]
+fn a_transport_of_the_programs_own_takes_the_place_of_the_engines() {
+    let target = engine(&Config::default());
+    let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
+    let initiator = Engine::create(&options, Config::default()).unwrap();
+    let (own, other) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
+    initiator.install_own_transport(own.clone()).unwrap();
+    // Its protocol has one already.
+    initiator.install_own_transport(other.clone()).unwrap();
+    initiator.install_transport("tcp", None).unwrap();
+    let segment = initiator.open_segment(&target.name()).unwrap();
+    let memory = Memory::new(8);
+    let statuses = initiator.transfer(&[write(memory.range(0, 8), segment, 1)], SubmitOptions::default()).unwrap();
+    assert_eq!(states(&statuses), [State::Completed]);
+    assert_eq!([&own, &other].map(|transport| transport.0.load(Ordering::Relaxed)), [1, 0]);
+}
+
 #[test]
 fn bytes_arrive_in_both_directions_at_all_sizes() {
     for config in [Config::default(), Config { tcp_force_v1: true, ..Config::default() }] {

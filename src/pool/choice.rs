@@ -13,7 +13,10 @@
 //! The path taken is measured all the time, and left when half of its last calls cost more than the other path does. A path whose
 //! trial was never recorded, because the call failed, is tried no sooner than one that is known to cost [`UNKNOWN`] times as much.
 //!
-//! Reads no clock. One mutex for all classes, held for a search in a map of at most [`CLASSES`] and two medians; memory is allocated only
+//! Of calls shorter than [`SHORT`] whose class is settled only one in [`ONE_IN`] is to be measured, which counts for all of them: reading clocks and
+//! recording takes a twentieth of the shortest ones.
+//!
+//! Reads no clock. One mutex for all classes, held for a search in a map of at most [`CLASSES`], and for a record one median; memory is allocated only
 //! when a class is met for the first time. The class that was used least recently makes room for a new one.
 
 use std::collections::BTreeMap;
@@ -35,6 +38,10 @@ const SPACING: u32 = 16;
 const BUDGET: f64 = 0.01;
 /// How many times as much a path is taken to cost whose trial was not recorded.
 const UNKNOWN: f64 = 8.0;
+/// Nanoseconds of calls that are not all measured …
+const SHORT: f64 = 20_000.0;
+/// … but one in so many.
+const ONE_IN: u32 = 8;
 /// Most classes that are remembered.
 const CLASSES: usize = 256;
 /// Largest distance, in doublings of both lengths together, over which a class makes a first guess for another.
@@ -56,6 +63,15 @@ impl Path {
             Path::Direct => Path::Staged,
         }
     }
+}
+
+/// What a call should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// The path to take.
+    pub path: Path,
+    /// Whether to record what it took.
+    pub is_measured: bool,
 }
 
 /// Calls that are alike: their costs are kept together.
@@ -90,6 +106,8 @@ impl Class {
 #[derive(Clone, Copy)]
 struct Cost {
     recent: [f32; LATELY],
+    /// Of these.
+    middle: f32,
     count: u8,
     next: u8,
     /// Calls that are still wanted before the path is judged.
@@ -99,7 +117,7 @@ struct Cost {
 }
 
 impl Cost {
-    const NOTHING: Cost = Cost { recent: [0.0; LATELY], count: 0, next: 0, wanted: WARM_UP, is_unanswered: false };
+    const NOTHING: Cost = Cost { recent: [0.0; LATELY], middle: 0.0, count: 0, next: 0, wanted: WARM_UP, is_unanswered: false };
 
     fn add(&mut self, cost: f32) {
         self.recent[usize::from(self.next)] = cost;
@@ -107,6 +125,12 @@ impl Cost {
         self.count = (self.count + 1).min(LATELY as u8);
         self.wanted = self.wanted.saturating_sub(1);
         self.is_unanswered = false;
+        let mut sorted = self.recent;
+        // Until the ring is full, what was recorded is at its beginning.
+        let sorted = &mut sorted[..self.count.into()];
+        sorted.sort_unstable_by(f32::total_cmp);
+        // Of two in the middle the smaller one: calls are slow by chance, but never fast.
+        self.middle = sorted[(sorted.len() - 1) / 2];
     }
 
     fn last(&self) -> Option<f64> {
@@ -115,12 +139,7 @@ impl Cost {
     }
 
     fn median(&self) -> Option<f64> {
-        let mut sorted = self.recent;
-        // Until the ring is full, what was recorded is at its beginning.
-        let sorted = &mut sorted[..self.count.into()];
-        sorted.sort_unstable_by(f32::total_cmp);
-        // Of two in the middle the smaller one: calls are slow by chance, but never fast.
-        sorted.get(sorted.len().saturating_sub(1) / 2).map(|cost| f64::from(*cost))
+        (self.count > 0).then(|| self.middle.into())
     }
 }
 
@@ -135,13 +154,15 @@ struct Experience {
     bytes: f64,
     /// Calls since the last trial.
     since_trial: u32,
+    /// Calls until the next that is measured.
+    unmeasured: u32,
     /// When it was used last, counted in calls of all classes.
     used: u64,
 }
 
 impl Experience {
     fn new(guess: Path) -> Experience {
-        Experience { costs: [Cost::NOTHING; 2], guess, credit: 0.0, bytes: 0.0, since_trial: 0, used: 0 }
+        Experience { costs: [Cost::NOTHING; 2], guess, credit: 0.0, bytes: 0.0, since_trial: 0, unmeasured: 0, used: 0 }
     }
 
     /// The cheaper path and its cost, if any is known.
@@ -159,23 +180,33 @@ impl Experience {
         self.costs[best.other() as usize].median().unwrap_or(cost * UNKNOWN) - cost
     }
 
-    fn pick(&mut self) -> Path {
+    /// Whether the other path is to be tried whatever that costs: it has not been seen often enough, or looked cheaper.
+    fn is_open(&self, (best, cost): (Path, f64)) -> bool {
+        let other = &self.costs[best.other() as usize];
+        !other.is_unanswered && other.last().is_none_or(|last| last < cost || (other.wanted > 0 && last < cost * FAR))
+    }
+
+    fn pick(&mut self) -> Pick {
         self.since_trial = self.since_trial.saturating_add(1);
-        let Some((path, cost)) = self.best() else { return self.guess };
-        let price = self.excess((path, cost)) * self.bytes;
-        let other = &mut self.costs[path.other() as usize];
-        let is_new = other.wanted > 0 && !other.is_unanswered && other.last().is_none_or(|last| last < cost * FAR);
-        let looked_cheaper = !other.is_unanswered && other.last().is_some_and(|last| last < cost);
-        let is_due = self.since_trial >= SPACING && self.credit >= price;
-        if !(is_new || looked_cheaper || is_due) {
-            return path;
+        let Some((path, cost)) = self.best() else { return Pick { path: self.guess, is_measured: true } };
+        if self.unmeasured > 0 {
+            self.unmeasured -= 1;
+            return Pick { path, is_measured: false };
         }
+        let price = self.excess((path, cost)) * self.bytes;
+        let is_open = self.is_open((path, cost));
+        let is_due = self.since_trial >= SPACING && self.credit >= price;
+        if !(is_open || is_due) {
+            return Pick { path, is_measured: true };
+        }
+        let other = &mut self.costs[path.other() as usize];
+        let is_new = is_open && other.wanted > 0;
         if !is_new {
             self.credit -= price;
         }
         other.is_unanswered = true;
         self.since_trial = 0;
-        path.other()
+        Pick { path: path.other(), is_measured: true }
     }
 
     fn record(&mut self, path: Path, bytes: u64, spent: Duration) {
@@ -192,7 +223,10 @@ impl Experience {
             }
             // No more than two trials are saved up for, lest they come in a crowd when the other path becomes expensive.
             let most = 2.0 * self.excess(best) * self.bytes;
-            self.credit = (self.credit + nanoseconds * BUDGET).min(most);
+            let is_settled = path == best.0 && self.costs[path as usize].wanted == 0 && !self.is_open(best);
+            let calls = if is_settled && nanoseconds < SHORT { ONE_IN } else { 1 };
+            self.unmeasured = calls - 1;
+            self.credit = (self.credit + nanoseconds * f64::from(calls) * BUDGET).min(most);
         }
     }
 }
@@ -238,8 +272,8 @@ impl Choice {
         Choice::default()
     }
 
-    /// The path that a call should take.
-    pub fn pick(&self, class: Class) -> Path {
+    /// What a call should do.
+    pub fn pick(&self, class: Class) -> Pick {
         self.known.lock().of(class).pick()
     }
 
@@ -291,7 +325,7 @@ mod tests {
 
     /// One call of 1 MiB. What it took, and which path it took.
     fn call(choice: &Choice, class: Class, costs: [f64; 2]) -> (f64, Path) {
-        let path = choice.pick(class);
+        let path = choice.pick(class).path;
         let cost = costs[path as usize];
         choice.record(class, path, MIB, time(cost));
         (cost, path)
@@ -386,10 +420,10 @@ mod tests {
     fn the_first_guess_is_that_of_the_nearest_class_or_staging() {
         let choice = Choice::new();
         let known = Class::new(Direction::Put, 64 << 10, MIB, 4);
-        assert_eq!(choice.pick(known), Path::Staged);
+        assert_eq!(choice.pick(known).path, Path::Staged);
         choice.record(known, Path::Staged, MIB, time(STAGED));
         let near = Class::new(Direction::Put, 64 << 10, 2 * MIB, 4);
-        assert_eq!(choice.pick(near), Path::Staged, "one path alone says nothing");
+        assert_eq!(choice.pick(near).path, Path::Staged, "one path alone says nothing");
         choice.record(known, Path::Direct, MIB, time(STAGED / 2.0));
         for (class, path) in [
             (Class::new(Direction::Put, 128 << 10, 2 * MIB, 4), Path::Direct),
@@ -397,13 +431,47 @@ mod tests {
             (Class::new(Direction::Get, 64 << 10, MIB, 4), Path::Staged),
             (Class::new(Direction::Put, 4 << 10, 4 << 10, 4), Path::Staged),
         ] {
-            assert_eq!(choice.pick(class), path, "{class:?}");
+            assert_eq!(choice.pick(class).path, path, "{class:?}");
         }
         // A class with as many devices is nearer than one with as long items.
         let few = Class::new(Direction::Put, 256 << 10, MIB, 8);
         choice.record(few, Path::Staged, MIB, time(STAGED));
         choice.record(few, Path::Direct, MIB, time(STAGED * 2.0));
-        assert_eq!(choice.pick(Class::new(Direction::Put, 32 << 10, MIB, 8)), Path::Staged);
+        assert_eq!(choice.pick(Class::new(Direction::Put, 32 << 10, MIB, 8)).path, Path::Staged);
+    }
+
+    #[test]
+    fn short_calls_are_measured_once_in_a_while_when_their_class_is_settled() {
+        let measured = |staged: f64, direct: f64| {
+            let choice = Choice::new();
+            let mut measured = 0;
+            for number in 0..1_000 {
+                let Pick { path, is_measured } = choice.pick(class());
+                if is_measured {
+                    choice.record(class(), path, MIB, time([staged, direct][path as usize]));
+                }
+                measured += usize::from(is_measured && number >= 200);
+            }
+            (measured, choice.pick(class()).path)
+        };
+        let (few, path) = measured(SHORT / 10.0, SHORT / 2.0);
+        assert!((80..=140).contains(&few) && path == Path::Staged, "{few} {path:?}");
+        assert_eq!(measured(SHORT * 2.0, SHORT * 4.0), (800, Path::Staged));
+    }
+
+    #[test]
+    fn a_short_path_that_becomes_slow_is_left_soon() {
+        let choice = Choice::new();
+        let mut slow = 0;
+        for number in 0..400 {
+            let costs = if number < 200 { [2_000.0, 3_000.0] } else { [8_000.0, 3_000.0] };
+            let Pick { path, is_measured } = choice.pick(class());
+            if is_measured {
+                choice.record(class(), path, MIB, time(costs[path as usize]));
+            }
+            slow += usize::from(number >= 200 && path == Path::Staged);
+        }
+        assert!(slow <= (LATELY.div_ceil(2) + 1) * ONE_IN as usize + usize::from(WARM_UP), "{slow}");
     }
 
     /// What fails is not recorded.
@@ -412,7 +480,7 @@ mod tests {
         let choice = Choice::new();
         let mut failed = 0;
         for _ in 0..10_000 {
-            match choice.pick(class()) {
+            match choice.pick(class()).path {
                 Path::Staged => choice.record(class(), Path::Staged, MIB, time(STAGED)),
                 Path::Direct => failed += 1,
             }
@@ -428,7 +496,7 @@ mod tests {
         }
         for devices in 100..100 + 4 * CLASSES {
             choice.record(Class::new(Direction::Get, 1, 1, devices), Path::Staged, 1, time(1.0));
-            assert_eq!(choice.pick(class()), Path::Direct);
+            assert_eq!(choice.pick(class()).path, Path::Direct);
         }
         assert_eq!(choice.known.lock().classes.len(), CLASSES);
     }

@@ -12,7 +12,7 @@ use transfer_engine::transport::Device;
 use transfer_engine::transport::device::{MemoryKey, registration_error};
 
 /// Buffers that one ring holds at a time.
-const SLOTS: u32 = 64;
+pub const SLOTS: u32 = 1024;
 
 /// A ring on which nothing is submitted. Any thread may register with it; the kernel lets one in at a time.
 pub struct Ring {

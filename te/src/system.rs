@@ -1,11 +1,13 @@
 //! The few system calls that measuring needs: memory that may be handed to an engine, processor time, the
-//! terminal's width, and dying with the parent.
+//! terminal's width, dying with the parent, and loading the fake verbs library.
 #![allow(unsafe_code)]
 
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -30,6 +32,13 @@ impl Arena {
         // SAFETY: asks for new memory; nothing of ours is replaced.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Arena { start: start.cast(), length }) }
+    }
+
+    /// Has the kernel use large pages where it can, for what is touched from now on.
+    pub fn in_large_pages(self) -> Arena {
+        // SAFETY: advice on a mapping of ours touches nothing.
+        unsafe { libc::madvise(self.start.cast(), self.length, libc::MADV_HUGEPAGE) };
+        self
     }
 
     /// The part at `offset`, for an engine. The engine must be done with it before the arena is dropped, and nobody may look at the
@@ -136,6 +145,40 @@ pub fn memory_file(length: u64) -> io::Result<File> {
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(length)?;
     Ok(file)
+}
+
+type SetOfFakeVerbs = unsafe extern "C" fn(libc::c_int, *const libc::c_char, libc::c_long) -> libc::c_int;
+
+/// The verbs library that this repository's tests use, to be told what its devices are like. It stays loaded.
+pub struct FakeVerbs(SetOfFakeVerbs);
+
+impl FakeVerbs {
+    /// Loads it, or finds it loaded by an engine.
+    pub fn load(path: &Path) -> Result<FakeVerbs, String> {
+        let fail = |why: &str| format!("{} {why}; build it as docs/performance.md says", path.display());
+        let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| fail("is no path"))?;
+        // SAFETY: a C string; loading runs the library's initializers, and it has none.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+        if library.is_null() {
+            return Err(fail("cannot be loaded"));
+        }
+        // SAFETY: a library that is loaded, and a C string.
+        let set = unsafe { libc::dlsym(library, c"fake_verbs_set".as_ptr()) };
+        if set.is_null() {
+            return Err(fail("is not the verbs library of tests/fake_verbs"));
+        }
+        // SAFETY: that is the function's type in the one library that has one of this name.
+        Ok(FakeVerbs(unsafe { std::mem::transmute::<*mut libc::c_void, SetOfFakeVerbs>(set) }))
+    }
+
+    /// Sets a setting of a device, or of all with -1; for which there are, see the library's source.
+    pub fn set(&self, device: i32, name: &CStr, value: i64) -> Result<(), String> {
+        // SAFETY: a C string.
+        match unsafe { (self.0)(device, name.as_ptr(), value) } {
+            0 => Ok(()),
+            _ => Err(format!("the fake verbs library has no setting {name:?} of device {device}; build it anew")),
+        }
+    }
 }
 
 /// Processor time that all threads of this process have used, user and system.

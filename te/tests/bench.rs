@@ -1,6 +1,10 @@
 //! `te bench` as its users start it: the shape of what it prints, that wrong content is noticed, and that nobody is left behind.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "rdma")]
+#[path = "../../tests/fake_verbs/compile.rs"]
+mod compile;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -213,6 +217,69 @@ fn transfer_gives_all_figures_as_json() {
             .for_each(|figure| assert_is_spread(&row[figure]));
         assert_eq!(row["latency_to_raw"].is_null(), row["batch"] != 1, "{row}");
         assert!(row["rate_to_raw"].is_null(), "so few bytes at once fill no stream: {row}");
+    }
+}
+
+const POOL: &[&str] =
+    &["bench", "pool", "--quick", "--sizes", "4K,100K", "--keys", "1,3", "--rounds", "2", "--milliseconds", "1", "--pool", "4M"];
+
+/// Standard output of `te bench pool`, which fails where it is slower than it is to be: a debug build may be.
+fn run_pool(arguments: &[&str]) -> Vec<u8> {
+    let output = te(&[POOL, arguments].concat()).output().unwrap();
+    let errors = text(output.stderr);
+    let is_slow =
+        errors.ends_with('\n') && errors.lines().last().unwrap().starts_with("te: figures that are not as they are to be: ");
+    assert!(output.status.success() || output.status.code() == Some(1) && is_slow, "{errors}");
+    output.stdout
+}
+
+#[test]
+fn pool_puts_in_every_way_and_staging_registers_nothing() {
+    let is_without_rings = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|text| text.trim() != "0");
+    let ways: [(&[&str], Vec<u64>); 2] = [(&["--pin", "io_uring", "--counts", "1,2"], vec![1, 2]), (&[], vec![0])];
+    for (arguments, devices) in ways.into_iter().skip(usize::from(is_without_rings)) {
+        let table = text(run_pool(arguments));
+        let lines = table.lines().filter(|line| line.starts_with("   4K ") || line.starts_with(" 100K "));
+        let lines: Vec<_> = lines.filter(|line| line.matches("..").count() == 2).collect();
+        assert_eq!(lines.len(), 2 * 2 * devices.len(), "{table}");
+        assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
+
+        let report: Value = serde_json::from_slice(&run_pool(&[arguments, &["--json"]].concat())).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2 * 2 * devices.len());
+        for row in rows {
+            ["speed_up", "auto_to_better"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+            let of_way = |way: &str| {
+                assert_is_spread(&row[way]["us"]);
+                row[way]["registrations"].as_f64().unwrap()
+            };
+            let keys = row["keys"].as_f64().unwrap();
+            // Without devices there is nothing to be registered, but the caller's own registrations.
+            let direct = if row["devices"] == 0 { 0.0 } else { keys };
+            assert_eq!(["baseline", "direct", "staged"].map(of_way), [keys, direct, 0.0], "{row}");
+            assert!((0.0..=direct).contains(&of_way("auto")), "{row}");
+            assert!(devices.contains(&row["devices"].as_u64().unwrap()));
+        }
+    }
+}
+
+#[cfg(feature = "rdma")]
+#[test]
+fn pool_sets_the_rows_of_the_report_beside_what_is_possible_here() {
+    let verbs = compile::compile(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let arguments = ["bench", "pool", "--quick", "--seed-rows", "--verbs", verbs.to_str().unwrap(), "--rounds", "1", "--json"];
+    let report: Value = serde_json::from_slice(&run(&arguments).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    // Those of 64 MiB, with 1 and 8 NICs.
+    assert_eq!(rows.len(), 5 * 2);
+    for row in rows {
+        ["baseline_ms", "direct_ms", "staged_ms", "auto_ms", "speed_up", "copy_ms", "bound"]
+            .iter()
+            .for_each(|figure| assert_is_spread(&row[figure]));
+        let figure = |name: &str| row["script"][name].as_f64().unwrap();
+        // Registering takes its time, and so does the wire, whatever else does.
+        assert!(row["baseline_ms"]["minimum"].as_f64().unwrap() > 0.95 * figure("pin_ms"), "{row}");
+        assert!(row["staged_ms"]["minimum"].as_f64().unwrap() > 0.95 * figure("wire_ms"), "{row}");
     }
 }
 

@@ -5,7 +5,9 @@ use std::process::Command;
 
 /// Compiles it into a directory, with `$CC` or `cc`. Other processes may do the same at the same time.
 pub fn compile(directory: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_verbs");
+    // Of the library's package, in which the program's lies.
+    let mut packages = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|package| package.join("tests/fake_verbs"));
+    let source = packages.find(|source| source.exists()).expect("the sources are there");
     let library = directory.join("libibverbs.so.1");
     let unfinished = directory.join(format!("libibverbs-{}", std::process::id()));
     let mut version_script = std::ffi::OsString::from("-Wl,--version-script=");

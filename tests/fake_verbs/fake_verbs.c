@@ -4,6 +4,11 @@
  * as the test says, and fails when the test says. Queue pairs of the same process that are connected to each other move bytes by memcpy on
  * the thread that posts, with the checks of a real device: keys, ranges, access, protection domains, states, queue sizes.
  *
+ * With wire_mbits a completion is seen only when its bytes have had their time on the device's wire, which carries them one work request after
+ * the other; bytes are in place before. No thread spins for it: polls look at the clock, and one thread of the library sleeps until the next
+ * completion that somebody wants an event of, with a timer slack of 1 ns instead of the usual 50 us: where a CPU is free, it wakes within some
+ * microseconds of that time. Registrations, whose time is a CPU's on real devices, sleep for all but the last 120 us, spin to the end, and are exact.
+ *
  * Tests drive it by fake_verbs_set and fake_verbs_get, whose names are those of SETTINGS and COUNTERS below, and by fake_verbs_event. Two
  * more can be set, for the whole library: "devices", their number, and "list_errno". One lock covers everything; scripted delays pass outside of it. */
 
@@ -17,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,6 +40,7 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(poll_errno, 0)            /* polling a completion queue */                    \
 	X(register_microseconds, 0) /* how long each registration takes at least … */   \
 	X(register_microseconds_per_mib, 0) /* … and longer by its size */              \
+	X(register_serially, 0) /* one after the other: the device does them, not the callers' threads */ \
 	X(deregister_microseconds, 0)                                                   \
 	X(register_fail_at, 0) /* the registration that fails: 1 is the next; 0 none */ \
 	X(register_fail_from, 0) /* like it, and all after it */                        \
@@ -61,6 +68,7 @@ enum { MOST_DEVICES = 64, GIDS = 3 };
 	X(flush, 1)       /* 0: a queue pair that fails keeps what is queued, until it is destroyed; 2: that flushes it */ \
 	X(flush_status, IBV_WC_WR_FLUSH_ERR) /* what the first of it ends with; soft-RoCE may say success */ \
 	X(copy, 1)        /* 0: everything but the copy, to measure what callers cost */ \
+	X(wire_mbits, 0)  /* megabits a second of the device's wire; 0: completions are there at once */ \
 	X(timed, 0)       /* whether the time that calls take is added up, for the same end */
 
 /* What a test may read, for each device. */
@@ -95,6 +103,8 @@ struct device {
 #define X(name) long name;
 	COUNTERS(X)
 #undef X
+	long registers_until; /* when the last registration ends, in ns */
+	long wire_free; /* when the wire has carried all that was posted, in ns */
 	struct context *first;
 	struct region **regions_by_key;
 	uint32_t keys, free_key; /* key index 0 is never used; free ones are chained through `next_free` */
@@ -122,8 +132,11 @@ struct queue {
 	struct ibv_cq cq;
 	struct ibv_wc *ring;
 	struct pair **owners;
+	long *seen_from; /* when each is seen, in ns; never earlier than the one before */
 	uint32_t head, count;
+	uint32_t told; /* of them, from the head on: no event will be for them */
 	int armed;
+	struct queue *next;
 };
 
 struct work {
@@ -154,6 +167,9 @@ static int list_errno;
 static struct pair *pairs[4096];
 static uint32_t next_number = 256;
 static long all_registering, most_all_registering;
+static struct queue *all_queues;
+static pthread_cond_t timer_changed;
+static int timer_runs;
 
 static void initialize(void)
 {
@@ -176,6 +192,18 @@ static void initialize(void)
 	}
 }
 
+static long clock_ns(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static struct timespec time_of(long ns)
+{
+	return (struct timespec){ns / 1000000000, ns % 1000000000};
+}
+
 static void sleep_microseconds(long microseconds)
 {
 	struct timespec time = {microseconds / 1000000, microseconds % 1000000 * 1000};
@@ -183,12 +211,18 @@ static void sleep_microseconds(long microseconds)
 		nanosleep(&time, NULL);
 }
 
+/* Ends within a microsecond of that time, where the CPU is not taken away. */
+static void work_until(long until)
+{
+	enum { SPUN = 120 };
+	sleep_microseconds((until - clock_ns()) / 1000 - SPUN);
+	while (clock_ns() < until)
+		;
+}
+
 static long now(const struct device *device)
 {
-	struct timespec time = {0, 0};
-	if (device->timed)
-		clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec * 1000000000 + time.tv_nsec;
+	return device->timed ? clock_ns() : 0;
 }
 
 static void spent(long *counter, const struct device *device, long since)
@@ -549,12 +583,20 @@ static struct ibv_mr *register_memory(struct ibv_pd *domain, void *address, size
 		error = EINVAL;
 	if (device->regions >= device->max_mr)
 		error = ENOMEM;
-	long delay = device->register_microseconds + device->register_microseconds_per_mib * (long)(length >> 20);
+	long delay = device->register_microseconds + (long)(device->register_microseconds_per_mib * length >> 20);
 	int check = device->check_mapped;
+	long until = 0;
+	if (!error && delay > 0) {
+		until = clock_ns();
+		if (device->register_serially && until < device->registers_until)
+			until = device->registers_until;
+		until += delay * 1000;
+		device->registers_until = until;
+	}
 	pthread_mutex_unlock(&lock);
 
-	if (!error)
-		sleep_microseconds(delay);
+	if (until)
+		work_until(until);
 	if (!error && check && !is_mapped((uintptr_t)address, length))
 		error = EFAULT;
 
@@ -617,7 +659,8 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	device->deregistrations++;
 	long delay = device->deregister_microseconds;
 	pthread_mutex_unlock(&lock);
-	sleep_microseconds(delay);
+	if (delay > 0)
+		work_until(clock_ns() + delay * 1000);
 	free(mr);
 	spent(&device->memory_ns, device, since);
 	return 0;
@@ -685,6 +728,11 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *coo
 	queue->cq.cqe = entries;
 	queue->ring = calloc(entries, sizeof *queue->ring);
 	queue->owners = calloc(entries, sizeof *queue->owners);
+	queue->seen_from = calloc(entries, sizeof *queue->seen_from);
+	pthread_mutex_lock(&lock);
+	queue->next = all_queues;
+	all_queues = queue;
+	pthread_mutex_unlock(&lock);
 	if (channel)
 		__atomic_fetch_add(&channel->refcnt, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&device->queues, 1, __ATOMIC_RELAXED);
@@ -697,8 +745,15 @@ int ibv_destroy_cq(struct ibv_cq *raw)
 	if (raw->channel)
 		__atomic_fetch_sub(&raw->channel->refcnt, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_sub(&device_of(raw->context)->queues, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&lock);
+	struct queue **link = &all_queues;
+	while (*link != queue)
+		link = &(*link)->next;
+	*link = queue->next;
+	pthread_mutex_unlock(&lock);
 	free(queue->ring);
 	free(queue->owners);
+	free(queue->seen_from);
 	free(queue);
 	return 0;
 }
@@ -716,6 +771,67 @@ void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int events)
 	__atomic_fetch_add(&cq->comp_events_completed, events, __ATOMIC_RELAXED);
 }
 
+static uint32_t place_of(const struct queue *queue, uint32_t index)
+{
+	return (queue->head + index) % queue->cq.cqe;
+}
+
+/* Marks the completions that are seen by now, and raises the event that somebody waits for. When the next is seen, or 0 if there is none. */
+static long tell(struct queue *queue, long now)
+{
+	uint32_t told = queue->told;
+	while (queue->told < queue->count && queue->seen_from[place_of(queue, queue->told)] <= now)
+		queue->told++;
+	if (queue->told > told && queue->armed && queue->cq.channel) {
+		struct ibv_cq *cq = &queue->cq;
+		queue->armed = 0;
+		ssize_t written = write(((struct channel *)queue->cq.channel)->writer, &cq, sizeof cq);
+		(void)written;
+	}
+	return queue->told < queue->count ? queue->seen_from[place_of(queue, queue->told)] : 0;
+}
+
+/* Raises the events of completions that are not seen at once. */
+static void *keep_time(void *unused)
+{
+	(void)unused;
+	prctl(PR_SET_NAME, "fake-verbs");
+	prctl(PR_SET_TIMERSLACK, 1);
+	pthread_mutex_lock(&lock);
+	for (;;) {
+		long next = 0, now = clock_ns();
+		for (struct queue *queue = all_queues; queue; queue = queue->next) {
+			long seen = queue->armed ? tell(queue, now) : 0;
+			/* An event that was raised just now is the last until the queue is armed again. */
+			if (queue->armed && seen && (!next || seen < next))
+				next = seen;
+		}
+		struct timespec until = time_of(next);
+		if (next)
+			pthread_cond_timedwait(&timer_changed, &lock, &until);
+		else
+			pthread_cond_wait(&timer_changed, &lock);
+	}
+	return NULL;
+}
+
+/* Has the thread look at the queues, which it does not yet know to be worth it. */
+static void wake_timer(void)
+{
+	if (!timer_runs) {
+		pthread_condattr_t attributes;
+		pthread_t thread;
+		pthread_condattr_init(&attributes);
+		pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+		pthread_cond_init(&timer_changed, &attributes);
+		if (pthread_create(&thread, NULL, keep_time, NULL))
+			abort();
+		pthread_detach(thread);
+		timer_runs = 1;
+	}
+	pthread_cond_signal(&timer_changed);
+}
+
 static void complete(struct pair *pair, uint64_t id, enum ibv_wc_status status, enum ibv_wr_opcode opcode, uint32_t bytes)
 {
 	struct queue *queue = (struct queue *)pair->qp.send_cq;
@@ -724,8 +840,18 @@ static void complete(struct pair *pair, uint64_t id, enum ibv_wc_status status, 
 		raise_event((struct context *)pair->qp.context, &event);
 		return;
 	}
-	uint32_t place = (queue->head + queue->count++) % queue->cq.cqe;
+	struct device *device = pair->device;
+	long now = 0, seen_from = 0;
+	if (device->wire_mbits) {
+		now = clock_ns();
+		if (device->wire_free < now)
+			device->wire_free = now;
+		device->wire_free += bytes * 8000L / device->wire_mbits;
+		seen_from = device->wire_free;
+	}
+	uint32_t place = place_of(queue, queue->count++);
 	queue->owners[place] = pair;
+	queue->seen_from[place] = seen_from;
 	queue->ring[place] = (struct ibv_wc){
 		.wr_id = id,
 		.status = status,
@@ -734,12 +860,8 @@ static void complete(struct pair *pair, uint64_t id, enum ibv_wc_status status, 
 		.qp_num = pair->qp.qp_num,
 		.vendor_err = status ? 0xfa : 0,
 	};
-	if (queue->armed && queue->cq.channel) {
-		struct ibv_cq *cq = &queue->cq;
-		queue->armed = 0;
-		ssize_t written = write(((struct channel *)queue->cq.channel)->writer, &cq, sizeof cq);
-		(void)written;
-	}
+	if (tell(queue, now) && queue->armed && queue->told == queue->count - 1)
+		wake_timer();
 }
 
 static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
@@ -754,12 +876,14 @@ static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
 	struct device *device = device_of(raw->context);
 	long since = now(device);
 	pthread_mutex_lock(&lock);
-	while (taken < most && queue->count > 0) {
+	long clock = queue->count > 0 && queue->seen_from[queue->head] ? clock_ns() : 0;
+	while (taken < most && queue->count > 0 && queue->seen_from[queue->head] <= clock) {
 		completions[taken++] = queue->ring[queue->head];
 		if (queue->owners[queue->head])
 			queue->owners[queue->head]->outstanding--;
 		queue->head = (queue->head + 1) % queue->cq.cqe;
 		queue->count--;
+		queue->told -= queue->told > 0;
 	}
 	pthread_mutex_unlock(&lock);
 	spent(&device->work_ns, device, since);
@@ -769,8 +893,14 @@ static int poll_queue(struct ibv_cq *raw, int most, struct ibv_wc *completions)
 static int arm_queue(struct ibv_cq *raw, int solicited_only)
 {
 	(void)solicited_only;
+	struct queue *queue = (struct queue *)raw;
 	pthread_mutex_lock(&lock);
-	((struct queue *)raw)->armed = 1;
+	/* What is seen already is for the poll that follows. */
+	if (queue->told < queue->count)
+		tell(queue, clock_ns());
+	queue->armed = 1;
+	if (queue->told < queue->count)
+		wake_timer();
 	pthread_mutex_unlock(&lock);
 	return 0;
 }

@@ -4,6 +4,7 @@
 //! compared where they arrive; the program fails if anything is not as it should be. Tables, or JSON, go to standard output, progress
 //! to standard error.
 
+mod copies;
 #[cfg(feature = "rdma")]
 mod device;
 mod machine;
@@ -11,9 +12,13 @@ mod model;
 mod open;
 mod perftest;
 mod pin;
+mod pool;
 mod publish;
+mod puts;
 mod raw;
 mod register;
+mod rings;
+mod seed;
 mod statistics;
 mod target;
 mod transfer;
@@ -39,6 +44,8 @@ pub enum Command {
     Open(open::Arguments),
     /// Latency, throughput and processor time of transfers between two processes, beside plain sockets or perftest.
     Transfer(transfer::Arguments),
+    /// Putting by a pool of staging buffers, beside registering for each put.
+    Pool(pool::Arguments),
     /// The other end of `open` and `transfer`, which start it themselves.
     #[command(hide = true)]
     Target(target::Arguments),
@@ -50,6 +57,7 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         Command::Register(arguments) => register::run(arguments),
         Command::Open(arguments) => open::run(arguments),
         Command::Transfer(arguments) => transfer::run(arguments),
+        Command::Pool(arguments) => pool::run(arguments),
         Command::Target(arguments) => target::run(arguments),
     }
 }
@@ -91,13 +99,11 @@ impl TransportArguments {
 
     /// An engine on the loopback address with this transport, whose log is shown.
     fn create_engine(&self) -> transfer_engine::Result<Arc<Engine>> {
-        telemetry::log::install();
-        let options = EngineOptions {
-            metadata: "P2PHANDSHAKE".to_string(),
-            server_name: "127.0.0.1".to_string(),
-            ..EngineOptions::default()
-        };
-        let engine = Engine::create(&options, Config::from_environment())?;
+        self.create_engine_with(Config::from_environment())
+    }
+
+    fn create_engine_with(&self, config: Config) -> transfer_engine::Result<Arc<Engine>> {
+        let engine = bare_engine(config)?;
         match self.protocol {
             Protocol::Tcp if engine.has_transport("tcp") => {}
             Protocol::Tcp => engine.install_transport("tcp", None)?,
@@ -108,6 +114,14 @@ impl TransportArguments {
         }
         Ok(engine)
     }
+}
+
+/// An engine on the loopback address without a transport, whose log is shown.
+fn bare_engine(config: Config) -> transfer_engine::Result<Arc<Engine>> {
+    telemetry::log::install();
+    let options =
+        EngineOptions { metadata: "P2PHANDSHAKE".to_string(), server_name: "127.0.0.1".to_string(), ..EngineOptions::default() };
+    Engine::create(&options, config)
 }
 
 /// An engine with the TCP transport.

@@ -15,24 +15,16 @@ use serde::Serialize;
 use transfer_engine::config::Config;
 use transfer_engine::registration::Registrar;
 use transfer_engine::registry::{RegionOptions, Registry};
-use transfer_engine::sys::{MemoryRange, pages};
-use transfer_engine::transport::{Device, Segment, Slices, Transport};
+use transfer_engine::sys::pages;
+use transfer_engine::transport::{Device, Transport};
 
 use super::machine::{Machine, noise, time_fixed_work, time_round_trip};
+use super::rings::Rings;
 use super::statistics::Spread;
 use super::{parse_size, print_report};
 use crate::output;
 use crate::ring::Ring;
 use crate::system::{Mapping, memory_file};
-
-/// What pins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-pub enum Pin {
-    /// Fixed buffers of io_uring, one ring for each device.
-    #[value(name = "io_uring")]
-    #[serde(rename = "io_uring")]
-    IoUring,
-}
 
 /// Arguments of `te bench register --pin`, a part of those of `te bench register`.
 #[derive(clap::Args, Serialize)]
@@ -265,11 +257,11 @@ struct Fleet {
 
 impl Fleet {
     fn new(devices: usize) -> Result<Fleet, Box<dyn Error>> {
-        let rings = (0..devices).map(|number| Ring::new(number).map(Arc::new));
-        let rings = rings.collect::<Result<Vec<_>, _>>().map_err(|error| format!("cannot make an io_uring: {error}"))?;
         let registry = Arc::new(Registry::new());
+        let transport = Rings::new(devices, registry.clone())?;
+        let rings = transport.rings().to_vec();
         let registrar = Registrar::new(registry.clone(), Arc::default(), &Config::from_environment());
-        Ok(Fleet { registry, registrar, transports: vec![Arc::new(Rings(rings.clone()))], rings })
+        Ok(Fleet { registry, registrar, transports: vec![Arc::new(transport)], rings })
     }
 
     fn measure(&self, way: usize, memory: Memory, prepared: &Prepared) -> Result<Cost, Box<dyn Error>> {
@@ -370,26 +362,6 @@ fn cost(begin: Instant, middle: Instant) -> Cost {
     Cost { register, unregister, parts: Parts::default() }
 }
 
-/// A transport that moves nothing.
-struct Rings(Vec<Arc<Ring>>);
-
-impl Transport for Rings {
-    fn protocol(&self) -> &'static str {
-        "io_uring"
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.0.iter().map(|ring| ring.clone() as Arc<dyn Device>).collect()
-    }
-    fn submit(&self, _segment: &Arc<dyn Segment>, slices: Slices) {
-        let refused = || transfer_engine::Error::quiet(transfer_engine::Code::NotImplemented, "this transport only pins");
-        slices.into_each().for_each(|slice| slice.finish(Err(refused())));
-    }
-    fn cancel(&self) {}
-    fn evict(&self, _range: MemoryRange) {}
-    fn forget(&self, _segment: u64) {}
-    fn shutdown(&self, _reason: transfer_engine::Error) {}
-}
-
 fn rows_of(rounds: &[[Cost; WAYS.len()]], cell: Cell) -> [Row; 2] {
     type Figure = fn(&Cost) -> f64;
     let operations: [(&str, Figure); 2] = [("register", |cost| cost.register), ("unregister", |cost| cost.unregister)];
@@ -474,6 +446,7 @@ fn text(report: &Report<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring::SLOTS;
 
     #[test]
     fn every_way_gives_all_buffers_back() {
@@ -486,7 +459,7 @@ mod tests {
                 }
             }
         }
-        assert!(fleet.rings.iter().all(|ring| ring.free_count() == 64));
+        assert!(fleet.rings.iter().all(|ring| ring.free_count() == SLOTS as usize));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use transfer_engine::sys::MemoryRange;
 #[cfg(feature = "rdma")]
 use super::device;
 use super::machine::{Machine, noise, time_fixed_work};
+use super::rings::Pin;
 use super::statistics::Spread;
 use super::{create_engine, memory_options, parse_size, print_report};
 use super::{model, pin, publish};
@@ -50,7 +51,7 @@ pub struct Arguments {
     rounds: u32,
     /// Measure instead how memory is registered with several devices, which this stands for.
     #[arg(long, value_enum)]
-    pin: Option<pin::Pin>,
+    pin: Option<Pin>,
     /// Tell instead what 500 GB would take with 8 NICs, by what pages cost here, beside what a report says of it.
     #[arg(long, conflicts_with = "pin")]
     model: bool,

@@ -439,7 +439,14 @@ fn transfer(engine: &Engine, requests: &[Request], waiting: Waiting) -> Result<(
         Waiting::Polling => engine.transfer(requests, SubmitOptions::default()),
         Waiting::Parked => transfer_parked(engine, requests),
     };
-    let statuses = statuses.map_err(|error| error.to_string())?;
+    check_statuses(requests, &statuses.map_err(|error| error.to_string())?)
+}
+
+/// An error if a request has failed.
+pub fn check_statuses(requests: &[Request], statuses: &[TaskStatus]) -> Result<(), String> {
+    if statuses.len() != requests.len() {
+        return Err(format!("{} requests have {} results", requests.len(), statuses.len()));
+    }
     match statuses.iter().zip(requests).find(|(status, _)| status.state != State::Completed) {
         None => Ok(()),
         Some((status, request)) => {

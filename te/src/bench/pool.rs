@@ -1,0 +1,319 @@
+//! `te bench pool`: putting by a pool of staging buffers, beside registering the payloads for each put.
+//!
+//! Each cell is a size, a number of keys and a number of devices. In each round every way puts for some milliseconds, of which the median is
+//! taken; ways take turns in coming first, and ratios are formed round by round. The engine tries the other path now and then, which a
+//! median does not show: what that costs is added to its own choice's time. Payloads are written pages that no device knows; before
+//! anything is timed each way puts once and every byte is compared where it arrives.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::machine::{Machine, noise, time_fixed_work};
+use super::puts::{Memory, Package, Round, Subject, WAYS, Way};
+use super::rings::Pin;
+use super::statistics::Spread;
+use super::{Protocol, TransportArguments, parse_size, print_report, seed};
+use crate::output;
+
+/// Arguments of `te bench pool`.
+#[derive(clap::Args, Serialize)]
+pub struct Arguments {
+    /// Few figures within a minute, and an error if one is not as it is to be.
+    #[arg(long)]
+    quick: bool,
+    /// Sizes of a key.
+    #[arg(long, value_delimiter = ',', value_parser = parse_size, default_value = "4K,64K,1M,16M,256M,1G")]
+    #[arg(default_value_if("quick", "true", "4K,64K,1M,16M"))]
+    sizes: Vec<usize>,
+    /// Numbers of keys in a put.
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64", default_value_if("quick", "true", "1,16"))]
+    keys: Vec<usize>,
+    /// Most bytes of a put: cells of more are left out.
+    #[arg(long, value_parser = parse_size, default_value = "1G", default_value_if("quick", "true", "64M"))]
+    memory: usize,
+    /// Bytes of the pool.
+    #[arg(long, value_parser = parse_size, default_value = "640M")]
+    pool: usize,
+    /// Rounds.
+    #[arg(long, default_value = "15", default_value_if("quick", "true", "25"), value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// How long a way puts in a round, in milliseconds; once at least.
+    #[arg(long, default_value_t = 5)]
+    milliseconds: u64,
+    /// Devices that pin memory on any machine, instead of a transport; bytes are then moved by a memmove.
+    #[arg(long, value_enum, conflicts_with_all = ["protocol", "devices"])]
+    pin: Option<Pin>,
+    /// Numbers of devices: of rings with --pin, else of those that --devices names.
+    #[arg(long, value_delimiter = ',', default_value = "1,4,8", default_value_if("quick", "true", "1,4"))]
+    counts: Vec<usize>,
+    #[command(flatten)]
+    transport: TransportArguments,
+    /// RDMA devices of the target; without any, the same.
+    #[arg(long, value_delimiter = ',')]
+    target_devices: Vec<String>,
+    /// Measure instead the rows of a report, at 1/16 of their sizes, on the fake verbs library that --verbs names.
+    #[arg(long, requires = "verbs", conflicts_with = "pin")]
+    seed_rows: bool,
+    /// The verbs library of this repository's tests.
+    #[arg(long, value_name = "PATH", requires = "seed_rows")]
+    verbs: Option<PathBuf>,
+    /// Print all figures as JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Arguments {
+    /// What differs from one subject to the next: how many devices.
+    fn device_counts(&self) -> Vec<usize> {
+        match (self.pin, self.transport.devices.len()) {
+            (Some(_), _) => self.counts.clone(),
+            (None, 0) => vec![0],
+            (None, names) => self.counts.iter().copied().filter(|count| *count <= names).collect(),
+        }
+    }
+
+    fn packages(&self) -> Vec<Package> {
+        let all = self.sizes.iter().flat_map(|size| self.keys.iter().map(|keys| Package { size: *size, keys: *keys }));
+        all.filter(|package| package.bytes() <= self.memory && package.bytes() > 0).collect()
+    }
+
+    fn subject(&self, devices: usize, memory: &Memory) -> Result<Subject, Box<dyn Error>> {
+        if self.pin.is_some() {
+            return Subject::with_rings(devices, memory, self.pool);
+        }
+        let of = |names: &[String]| TransportArguments {
+            devices: names.iter().take(devices).cloned().collect(),
+            protocol: self.transport.protocol,
+        };
+        let near = of(&self.transport.devices);
+        let far = if self.target_devices.is_empty() { near.clone() } else { of(&self.target_devices) };
+        Subject::over(&near, &far, None, memory, self.pool)
+    }
+
+    fn what(&self) -> &'static str {
+        match (self.pin, self.transport.protocol) {
+            (Some(Pin::IoUring), _) => {
+                "Rings of io_uring pin for as many devices; bytes are moved by a memmove on the thread that puts, in place of a NIC"
+            }
+            (None, Protocol::Tcp) => "TCP on the loopback interface, with which nothing is pinned",
+            (None, Protocol::Rdma) => "RDMA between two engines",
+        }
+    }
+}
+
+/// How much longer than the better way the choice of the engine may take.
+const WORST_CHOICE: f64 = 1.05;
+
+/// A way in a cell.
+#[derive(Serialize)]
+struct WayFigures {
+    us: Spread,
+    /// Regions that were registered, by put.
+    registrations: f64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    #[serde(flatten)]
+    package: Package,
+    devices: usize,
+    baseline: WayFigures,
+    direct: WayFigures,
+    staged: WayFigures,
+    auto: WayFigures,
+    /// Baseline to auto, round by round.
+    speed_up: Spread,
+    /// Baseline less auto, round by round.
+    saved_ms: Spread,
+    /// Auto to that of direct and staged whose median is smaller, round by round.
+    auto_to_better: Spread,
+    /// What the median of `speed_up` is to reach, where something is promised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wanted_speed_up: Option<f64>,
+    /// Whether a lease holds a key: what does not fit is registered whatever is asked for.
+    is_stageable: bool,
+}
+
+impl Row {
+    fn of(package: Package, devices: usize, is_stageable: bool, rounds: &[Round]) -> Row {
+        let us = |way: Way| Spread::over(rounds, |round| round[way as usize].us);
+        let registrations =
+            |way: Way| rounds.iter().map(|round| round[way as usize].registrations).sum::<f64>() / rounds.len() as f64;
+        let (better, worse) = match us(Way::Direct).median < us(Way::Staged).median {
+            true => (Way::Direct, Way::Staged),
+            false => (Way::Staged, Way::Direct),
+        };
+        let registering = registrations(Way::Auto) / registrations(Way::Direct).max(1.0);
+        let trials = if better == Way::Staged { registering } else { 1.0 - registering };
+        // More than half are no trials, and seen in the median.
+        let trials = if trials < 0.5 { trials } else { 0.0 };
+        let auto = |round: &Round| {
+            let [worse, better, auto] = [worse, better, Way::Auto].map(|way| round[way as usize].us);
+            auto + trials * (worse - better).max(0.0)
+        };
+        let [baseline, direct, staged, chosen] = WAYS.map(|way| WayFigures { us: us(way), registrations: registrations(way) });
+        Row {
+            package,
+            devices,
+            speed_up: Spread::over(rounds, |round| round[Way::Baseline as usize].us / auto(round)),
+            saved_ms: Spread::over(rounds, |round| (round[Way::Baseline as usize].us - auto(round)) / 1e3),
+            auto_to_better: Spread::over(rounds, |round| auto(round) / round[better as usize].us),
+            auto: WayFigures { us: Spread::over(rounds, auto), ..chosen },
+            wanted_speed_up: (package.size <= 64 << 10 && devices >= 4).then_some(2.0),
+            baseline,
+            direct,
+            staged,
+            is_stageable,
+        }
+    }
+
+    /// What is not as it is to be, in a word each.
+    fn misses(&self) -> Vec<&'static str> {
+        let checks = [
+            (self.wanted_speed_up.is_some_and(|wanted| self.speed_up.median < wanted), "slow"),
+            (self.is_stageable && self.staged.registrations > 0.0, "registers"),
+            (self.auto_to_better.median > WORST_CHOICE, "misjudged"),
+        ];
+        checks.into_iter().filter(|(is_missed, _)| *is_missed).map(|(_, word)| word).collect()
+    }
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    machine: Machine,
+    settings: &'a Arguments,
+    fixed_work_ms: Spread,
+    rows: Vec<Row>,
+}
+
+/// Runs `te bench pool`.
+pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let limit = Duration::from_millis(arguments.milliseconds);
+    if let Some(verbs) = arguments.verbs.as_ref().filter(|_| arguments.seed_rows) {
+        return seed::run(verbs, arguments.memory, arguments.rounds, limit, arguments.json);
+    }
+    let machine = Machine::look();
+    let packages = arguments.packages();
+    let mut memory = Memory::new(&packages, false)?;
+    let mut fixed_work = Vec::new();
+    let mut rows = Vec::new();
+    for devices in arguments.device_counts() {
+        let subject = arguments.subject(devices, &memory)?;
+        for package in packages.iter().copied() {
+            eprintln!("{devices} devices, {} keys of {}", package.keys, output::bytes(package.size as u64));
+            subject.check(&mut memory, package, true)?;
+            subject.warm_up(&memory, package)?;
+            let measured = subject.measure_rounds(&memory, package, arguments.rounds, limit, time_fixed_work)?;
+            let (rounds, noise): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
+            fixed_work.extend(noise);
+            rows.push(Row::of(package, devices, package.size as u64 <= subject.largest_lease(), &rounds));
+        }
+    }
+    let misses: usize = rows.iter().map(|row| row.misses().len()).sum();
+    let report = Report { machine, settings: arguments, fixed_work_ms: Spread::of(fixed_work), rows };
+    print_report(arguments.json, &report, text)?;
+    match misses {
+        1.. if arguments.quick => Err(format!("figures that are not as they are to be: {misses}").into()),
+        _ => Ok(()),
+    }
+}
+
+/// A size without blanks.
+pub fn short_size(bytes: usize) -> String {
+    output::bytes(bytes as u64).replace(' ', "").replace("iB", "")
+}
+
+fn text(report: &Report<'_>) -> String {
+    let settings = report.settings;
+    let mut out = report.machine.to_string();
+    out.push('\n');
+    out += &output::paragraph(&format!(
+        "Putting keys, both engines in this process. {}. Baseline: register each key, transfer, unregister, for each put. Direct and \
+         staged: by a pool that is told so. Auto: by a pool that chooses. µs of a put, medians of {} rounds. Speed-up, and ms saved: \
+         baseline to auto. Registrations of a put: baseline, direct, staged, auto. Auto to the better of direct and staged. Slow: less \
+         than twice as fast, up to 64 KiB with 4 devices or more. Registers: staging does. Misjudged: auto takes more than 5 % longer.",
+        settings.what(),
+        settings.rounds,
+    ));
+    out += &format!(
+        "\n{:>5} {:>4} {:>3} {:>9} {:>9} {:>9} {:>9} {:>17} {:>8} {:>14} {:>17}\n",
+        "size", "keys", "dev", "baseline", "direct", "staged", "auto", "speed-up", "saved", "registrations", "auto to better"
+    );
+    let time = |figures: &WayFigures| match figures.us.median {
+        us if us < 1000.0 => format!("{us:.1}"),
+        us => format!("{us:.0}"),
+    };
+    let count = |figures: &WayFigures| match figures.registrations {
+        count if count.fract() == 0.0 => format!("{count}"),
+        count => format!("{count:.2}"),
+    };
+    for row in &report.rows {
+        let ways = [&row.baseline, &row.direct, &row.staged, &row.auto];
+        let [baseline, direct, staged, auto] = ways.map(time);
+        let line = format!(
+            "{:>5} {:>4} {:>3} {baseline:>9} {direct:>9} {staged:>9} {auto:>9} {:>17} {:>8.3} {:>14} {:>17} {}",
+            short_size(row.package.size),
+            row.package.keys,
+            row.devices,
+            row.speed_up,
+            row.saved_ms.median,
+            ways.map(count).join(" "),
+            row.auto_to_better,
+            row.misses().join(", ")
+        );
+        out += &format!("{}\n", line.trim_end());
+    }
+    let misses: usize = report.rows.iter().map(|row| row.misses().len()).sum();
+    out += &format!("\n{misses} figures of {} lines are not as they are to be.\n", report.rows.len());
+    out += "Every byte was compared where it arrived, once for each way and line.\n";
+    out += &noise(report.fixed_work_ms);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::puts::Sample;
+
+    fn row(size: usize, devices: usize, us: [f64; 4], staged_registrations: f64) -> Row {
+        let round = WAYS
+            .map(|way| Sample { us: us[way as usize], registrations: if way == Way::Staged { staged_registrations } else { 1.0 } });
+        Row::of(Package { size, keys: 1 }, devices, size <= 1 << 20, &[round])
+    }
+
+    #[test]
+    fn figures_that_are_not_as_they_are_to_be_are_told() {
+        let misses = |auto| row(4096, 4, [20.0, 15.0, 10.0, auto], 0.0).misses();
+        assert_eq!([9.0, 10.0, 10.4].map(|auto| misses(auto).len()), [0, 0, 1]);
+        assert_eq!((misses(10.4), misses(10.6)), (vec!["slow"], vec!["slow", "misjudged"]));
+        // Nothing is promised of larger keys and fewer devices, but that the choice is right.
+        assert!(row(1 << 20, 4, [20.0, 20.0, 30.0, 20.0], 0.0).misses().is_empty());
+        assert!(row(4096, 1, [20.0, 20.0, 30.0, 20.0], 0.0).misses().is_empty());
+        assert_eq!(row(4096, 1, [20.0, 20.0, 30.0, 21.5], 0.0).misses(), ["misjudged"]);
+    }
+
+    #[test]
+    fn staging_must_not_register_what_fits_into_a_lease() {
+        assert_eq!(row(4096, 1, [1.0; 4], 0.01).misses(), ["registers"]);
+        assert!(row(2 << 20, 1, [1.0; 4], 1.0).misses().is_empty());
+    }
+
+    #[test]
+    fn trials_of_the_other_path_count() {
+        let auto = |us: [f64; 4], registrations| {
+            let mut round = WAYS.map(|way| Sample { us: us[way as usize], registrations: 16.0 });
+            round[Way::Staged as usize].registrations = 0.0;
+            round[Way::Auto as usize].registrations = registrations;
+            Row::of(Package { size: 4096, keys: 16 }, 1, true, &[round]).auto.us.median
+        };
+        // Staging is better: each put that registers costs 90 more.
+        assert_eq!([0.0, 0.16, 1.6].map(|registrations| auto([100.0, 100.0, 10.0, 10.0], registrations)), [10.0, 10.9, 19.0]);
+        // Registering is better, and then staging.
+        assert_eq!([16.0, 14.4].map(|registrations| auto([100.0, 10.0, 100.0, 10.0], registrations)), [10.0, 19.0]);
+        // Nearly always the wrong one: the median has it already.
+        assert_eq!(auto([100.0, 100.0, 10.0, 100.0], 15.0), 100.0);
+    }
+}
