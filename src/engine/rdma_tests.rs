@@ -671,15 +671,15 @@ fn a_slow_wire_ends_what_it_carries_in_its_time_whether_or_not_somebody_polls() 
     // 10 bytes in a microsecond: 52 ms for all.
     fake.set(0, "wire_mbits", 80);
     let whole = || bench.request(Opcode::Write, 0, 1 << 19);
-    let ends: [(&str, &dyn Fn(&Batch)); 2] = [
-        ("the end without a poll", &|batch| wait_until("the end without a poll", || batch.is_finished())),
-        ("the end by polling", &|batch| wait_until("the end by polling", || batch.status().state == State::Completed)),
-    ];
-    for (how, wait) in ends {
+    let is_over = |batch: &Batch, polls: bool| match polls {
+        false => batch.is_finished(),
+        true => batch.status().state == State::Completed,
+    };
+    for (how, polls) in [("the end without a poll", false), ("the end by polling", true)] {
         let begin = Instant::now();
         // The second one after the first.
         let batches = [whole(), whole()].map(|request| bench.submit(&[request], SubmitOptions::default()));
-        batches.iter().for_each(|batch| wait(batch));
+        batches.iter().for_each(|batch| wait_until(how, || is_over(batch, polls)));
         assert!(begin.elapsed() >= Duration::from_millis(2 * 52), "{how}: {:?}", begin.elapsed());
         batches.iter().for_each(|batch| assert_eq!(batch.status().state, State::Completed));
     }

@@ -87,13 +87,15 @@ fn register_pins_with_rings_in_every_way() {
         let lines = table.lines().skip_while(|line| !line.starts_with(operation)).skip(1);
         let lines: Vec<_> = lines.take_while(|line| line.contains("..")).collect();
         assert_eq!(lines.len(), 2 * (5 + 4), "{table}");
-        assert!(lines.iter().all(|line| line.matches("..").count() == 4), "{table}");
+        assert!(lines.iter().all(|line| line.matches("..").count() == 7), "{table}");
     }
     let report: Value = serde_json::from_slice(&run(&[PIN, &["--json", "--memory", "untouched"]].concat()).stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 * 2 * 2);
     for row in rows {
-        ["sequential_us", "naive_us", "ours_us", "gain"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+        ["sequential_us", "naive_us", "ours_us", "limit_us", "of_limit", "round_trip_ns", "gain"]
+            .iter()
+            .for_each(|figure| assert_is_spread(&row[figure]));
         assert_eq!(row["ours"].is_object(), row["operation"] == "register");
     }
 }
