@@ -957,6 +957,31 @@ mod loom_tests {
     }
 
     #[test]
+    fn closing_waits_for_the_calls_that_are_inside() {
+        model(|| {
+            let bench = Bench::new(1);
+            let call = {
+                let bench = bench.clone();
+                thread::spawn(move || {
+                    if bench.ledger.enter().is_err() {
+                        return;
+                    }
+                    if let Ok(grant) = bench.acquire(Direction::Put, 1) {
+                        bench.write(grant);
+                        bench.ledger.release(grant.id).unwrap();
+                    }
+                    // The arena stays while it is inside, with a lease and without one.
+                    bench.bytes[0].with_mut(|_| ());
+                    bench.ledger.leave();
+                })
+            };
+            bench.ledger.close(None).unwrap();
+            bench.bytes[0].with_mut(|_| ());
+            call.join().unwrap();
+        });
+    }
+
+    #[test]
     fn invalidating_wakes_everybody() {
         model(|| {
             let bench = Bench::new(1);
