@@ -36,7 +36,7 @@ CXX_HEADERS := $(shell find include/mooncake -type f)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build cxx demo install install-cxx uninstall stage-c stage clean setup-cxx setup-test setup-test-servers setup-test-cpp \
-	lint unit abi abi-update loom ctests interop test test-servers test-cpp test-sanitize test-sanitize-c test-sanitize-rust \
+	lint unit abi abi-update loom ctests interop test test-servers test-cpp test-sanitize test-sanitize-c test-sanitize-cpp test-sanitize-rust \
 	sanitized-thread sanitized-address test-miri test-lab test-all fuzz
 
 help:
@@ -49,7 +49,7 @@ help:
 	@echo 'make test            format, lints, unit and model tests, the binary interface, C and C++ tests of the installed tree, valgrind, Mooncake as peer'
 	@echo 'make test-servers    metadata servers: redis, etcd, Mooncake'"'"'s own and that of the program te, with Mooncake as peer'
 	@echo 'make test-cpp        programs that use Mooncake'"'"'s C++ class, by g++ and clang, with and without glog and jsoncpp'
-	@echo 'make test-sanitize   the C tests with the address, undefined behaviour and thread sanitizers; the Rust code, too, with a nightly toolchain'
+	@echo 'make test-sanitize   the C and C++ tests with the address, undefined behaviour and thread sanitizers; the Rust code, too, with a nightly toolchain'
 	@echo 'make test-miri       the registry under miri, where a nightly toolchain has it'
 	@echo 'make test-lab        the RDMA transport with the kernel'"'"'s own soft-RoCE and soft-iWARP devices, in a virtual machine'
 	@echo 'make test-all        all of these'
@@ -198,6 +198,7 @@ loom:
 	$(loom_test) -- --list | grep ': test$$'
 	$(loom_test)
 
+comma := ,
 ctest = ctest --output-on-failure --no-tests=error --parallel 2
 configure_ctests = cmake -S ctests -DCMAKE_PREFIX_PATH=$(STAGE) -DCARGO=$(shell command -v $(CARGO))
 
@@ -231,8 +232,9 @@ test-cpp: setup-test-cpp stage
 		CXX=clang++ CXX_OPTIONS='$(without)'
 	$(foreach compiler,$(cpp_compilers),$(call test_cpp,with,$(STAGE),$(compiler)))
 	$(foreach compiler,$(cpp_compilers),$(call test_cpp,without,$(STAGE)-without,$(compiler),$(without)))
+	tests/interop/run --benchmark $(BUILD)/cpp-with-g++/transfer_engine_bench
 
-test-sanitize: test-sanitize-c test-sanitize-rust
+test-sanitize: test-sanitize-c test-sanitize-cpp test-sanitize-rust
 
 # The library itself is the ordinary one; the sanitizers watch what crosses its boundary and what the C side does with it.
 test-sanitize-c: setup-test stage
@@ -242,6 +244,16 @@ test-sanitize-c: setup-test stage
 	$(configure_ctests) -B $(BUILD)/ctests-thread -DSANITIZE=thread
 	cmake --build $(BUILD)/ctests-thread --parallel 2
 	cd $(BUILD)/ctests-thread && $(ctest) -L client
+
+# The same with the C++ class and the programs that use it, both built with the sanitizers.
+define test_sanitized_cpp
+	cmake -S ctests/cpp -B $(BUILD)/cpp-$(1) -DCMAKE_PREFIX_PATH=$(2) -DSANITIZE=$(3) $(4)
+	cmake --build $(BUILD)/cpp-$(1) --parallel 2
+	cd $(BUILD)/cpp-$(1) && $(ctest)
+endef
+test-sanitize-cpp: setup-test-cpp stage
+	$(call test_sanitized_cpp,address,$(STAGE),address$(comma)undefined)
+	$(call test_sanitized_cpp,thread,$(STAGE),thread)
 
 # The library and its tests as well, by a nightly rustc. Its runtime then takes the place of the C compiler's in the clients. The thread
 # sanitizer has to see all synchronization, so the standard library is built anew for it; crossbeam-epoch, whose fences it does not
@@ -262,6 +274,8 @@ define test_sanitized_rust
 		-DSANITIZER_RUNTIME=$(nightly_sysroot)/lib/rustlib/$(nightly_target)/lib/librustc-nightly_rt.$(2).a
 	cmake --build $(BUILD)/ctests-rust-$(1) --parallel 2
 	cd $(BUILD)/ctests-rust-$(1) && $(ctest) -L client
+	$(call test_sanitized_cpp,rust-$(1),$(STAGE)-$(1),$(1),\
+		-DSANITIZER_RUNTIME=$(nightly_sysroot)/lib/rustlib/$(nightly_target)/lib/librustc-nightly_rt.$(2).a)
 endef
 test-sanitize-rust:
 	@if [ -n '$(nightly_sysroot)' ] && [ -d '$(nightly_sysroot)/lib/rustlib/src/rust/library' ]; then \
@@ -269,14 +283,14 @@ test-sanitize-rust:
 	else \
 		echo 'test-sanitize-rust: skipped, no nightly toolchain with rust-src here (rustup component add rust-src --toolchain nightly)'; \
 	fi
-sanitized-thread: setup-test stage
+sanitized-thread: setup-test setup-test-cpp stage
 	$(call test_sanitized_rust,thread,tsan)
-sanitized-address: setup-test stage
+sanitized-address: setup-test setup-test-cpp stage
 	$(call test_sanitized_rust,address,asan)
 
 # The machine boots in seconds where it can run guests, and in half a minute by emulation; the tests take some minutes.
 lab = scripts/rdma-lab --timeout 900 --devices rxe0,rxe1,rxe2,rxe3,siw0 --rw $(BUILD)
-test-lab: setup-test stage
+test-lab: setup-test setup-test-cpp stage
 	@if ! scripts/rdma-lab --setup; then \
 		echo 'test-lab: skipped, the lab cannot be set up here'; \
 	else \
@@ -286,6 +300,10 @@ test-lab: setup-test stage
 		$(lab) -- "$$test" --ignored --test-threads 1; \
 		tests/interop/run --setup; \
 		$(lab) -- tests/interop/run $(STAGE)/lib/libtransfer_engine.so test_rdma; \
+		cmake -S ctests/cpp -B $(BUILD)/cpp-with-g++ -DCMAKE_PREFIX_PATH=$(STAGE) -DCMAKE_CXX_COMPILER=g++; \
+		cmake --build $(BUILD)/cpp-with-g++ --parallel 2; \
+		$(lab) -- sh -c 'set -- $$RDMA_LAB_DEVICES; export TE_TEST_NICS=$${1%%=*} TE_TEST_HOST=$${1#*=}; \
+			cd $(BUILD)/cpp-with-g++ && $(ctest) --timeout 300 -L consumer -E "benchmark$$"'; \
 	fi
 
 # Tree borrows, because crossbeam-epoch itself stops under miri's default rules; leaks are its garbage that nobody collects at exit.

@@ -40,8 +40,13 @@ fn find_fault(test: &str, file: &str) -> Option<String> {
     if file.ends_with("CMakeLists.txt") {
         return (!read(file).contains(&format!("add_test(NAME {test} "))).then(|| format!("{file} adds no test {test}"));
     }
-    if let Some(client) = file.strip_suffix(".c") {
-        let source = read(&format!("ctests/clients/{file}"));
+    let programs = [
+        (".c", "ctests/clients", "ctests/CMakeLists.txt", "add_client("),
+        (".cpp", "ctests/cpp/consumers", "ctests/cpp/CMakeLists.txt", "add_consumer("),
+    ];
+    for (suffix, directory, list, command) in programs {
+        let Some(program) = file.strip_suffix(suffix) else { continue };
+        let source = read(&format!("{directory}/{file}"));
         if !source.contains(&format!("static void {test}(")) {
             return Some(format!("{file} has no {test}"));
         }
@@ -49,10 +54,10 @@ fn find_fault(test: &str, file: &str) -> Option<String> {
         if !main.contains(&format!(" {test}(")) {
             return Some(format!("main() of {file} does not call {test}"));
         }
-        let added = read("ctests/CMakeLists.txt").lines().any(|line| {
-            line.strip_prefix("add_client(").and_then(|rest| rest.split([' ', ')']).next()).is_some_and(|name| name == client)
-        });
-        return (!added).then(|| format!("ctests/CMakeLists.txt does not add {client}"));
+        let list_text = read(list);
+        let mut added =
+            list_text.lines().filter_map(|line| line.strip_prefix(command).and_then(|rest| rest.split([' ', ')']).next()));
+        return (!added.any(|name| name == program)).then(|| format!("{list} does not add {program}"));
     }
     let source = read(file);
     if file.ends_with(".py") {
@@ -104,6 +109,9 @@ fn tests_that_are_missing_or_not_run_are_noticed() {
     for (test, file) in [
         ("no_such_test", "te_memory.c"),
         ("count_by_the_environment", "te_memory.c"),
+        ("no_such_test", "python_module.cpp"),
+        ("serve_later", "store_client.cpp"),
+        ("no_such_test", "ctests/cpp/CMakeLists.txt"),
         ("no_such_test", "src/registry/tests.rs"),
         ("child_decides_an_error", "src/telemetry/log.rs"),
         ("no_such_target", "tests/fuzz_corpus.rs"),

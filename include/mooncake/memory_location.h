@@ -1,6 +1,7 @@
 // Where memory is, as texts: "cpu:0" for a NUMA node, "cuda:1" for a GPU, "*" where nobody knows.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -66,12 +67,12 @@ inline bool parseSegmentsLocation(const std::string& location, SegmentsLocationI
     return true;
 }
 
-// Where the byte at `offset` of a buffer of `length` bytes is. The last part has what the division leaves over.
-inline std::string resolveSegmentsLocation(const SegmentsLocationInfo& info, uint64_t offset, uint64_t length) {
-    if (info.numa_nodes.empty()) return kWildcardLocation;
-    size_t last = info.numa_nodes.size() - 1;
-    uint64_t part = length / info.numa_nodes.size();
-    size_t index = part == 0 || offset / part > last ? last : static_cast<size_t>(offset / part);
+// Where the byte at `offset` of a buffer of `length` bytes is. The last part has what the division leaves over; "*" if there are more nodes
+// than bytes.
+inline std::string resolveSegmentsLocation(const SegmentsLocationInfo& info, uint64_t length, uint64_t offset) {
+    uint64_t part = info.numa_nodes.empty() ? 0 : length / info.numa_nodes.size();
+    if (part == 0) return kWildcardLocation;
+    size_t index = static_cast<size_t>(std::min<uint64_t>(offset / part, info.numa_nodes.size() - 1));
     return "cpu:" + std::to_string(info.numa_nodes[index]);
 }
 
