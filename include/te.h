@@ -9,7 +9,7 @@
 //
 //     te_engine *engine;
 //     te_segment peer;
-//     te_memory_region target = {sizeof target};
+//     te_memory_region target = {.struct_size = sizeof target};
 //     size_t count;
 //
 //     te_engine_create(NULL, &engine);
@@ -17,7 +17,8 @@
 //     te_open_segment(engine, "10.0.0.7:15002", &peer);
 //     te_list_segment_memory(engine, peer, &target, sizeof target, 1, &count);
 //
-//     te_transfer_request request = {TE_WRITE, 0, buffer, peer, target.addr, length};
+//     te_transfer_request request = {
+//         .opcode = TE_WRITE, .local = buffer, .segment = peer, .remote_addr = target.addr, .length = length};
 //     if (te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0) != 0)
 //         fprintf(stderr, "%s\n", te_last_error());
 //
@@ -912,13 +913,14 @@ te_status te_batch_free(te_engine *engine, te_batch batch);
 // memory need not be registered at all, and there is little to gain from a pool.
 //
 //     te_pool *pool;
-//     te_pool_lease lease = {sizeof lease, TE_POOL_PUT};
+//     te_pool_lease lease = {.struct_size = sizeof lease, .direction = TE_POOL_PUT};
 //
 //     te_pool_create(engine, NULL, &pool);
 //     te_pool_acquire(pool, length, 100, &lease);
 //     memcpy(lease.addr, payload, length);
 //
-//     te_transfer_request request = {TE_WRITE, 0, lease.addr, peer, remote_addr, length};
+//     te_transfer_request request = {
+//         .opcode = TE_WRITE, .local = lease.addr, .segment = peer, .remote_addr = remote_addr, .length = length};
 //     te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0);
 //
 //     te_pool_release(pool, lease.id, TE_POOL_OVER, 0);

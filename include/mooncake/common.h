@@ -3,6 +3,10 @@
 // Brings along what programs expect of it: glog (or its stand-in), libnuma where it is installed, and headers of the system.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "these headers take C++20: compile with -std=c++20 or a later one"
+#endif
+
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>

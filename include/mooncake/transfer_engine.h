@@ -115,8 +115,9 @@ class TRANSFER_ENGINE_CXX_API TransferEngine {
     // that peers open. The last two parameters have no effect.
     int init(const std::string& metadata_conn_string, const std::string& local_server_name,
              const std::string& ip_or_host_name = "", uint64_t rpc_port = 12345);
-    // Ends it: transfers that still run are cancelled, memory is unregistered, and peers are not served any more. The
-    // functions of this object fail from now on. Waits for scattered transfers: it is their last end that ends the engine.
+    // Ends it: transfers that still run are cancelled, memory is unregistered, and peers are not served any more. From
+    // now on functions that need the engine fail; what only looks something up may find nothing instead. Waits for
+    // scattered transfers: it is their last end that ends the engine.
     int freeEngine();
 
     // Null on failure. `args` may be null; else its first element is a NIC priority matrix in JSON, or null.

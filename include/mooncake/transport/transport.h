@@ -105,7 +105,7 @@ class TRANSFER_ENGINE_CXX_API Transport {
         size_t batch_size = 0;
         // One for each request that was submitted. Is never moved.
         std::vector<TransferTask> task_list;
-        // The engine's.
+        // The batch's number in te.h: a te_batch.
         void* context = nullptr;
         // The program's: the engine neither reads nor writes it.
         int64_t start_timestamp = 0;

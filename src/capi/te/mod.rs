@@ -10,7 +10,7 @@
 //! ```c
 //! te_engine *engine;
 //! te_segment peer;
-//! te_memory_region target = {sizeof target};
+//! te_memory_region target = {.struct_size = sizeof target};
 //! size_t count;
 //!
 //! te_engine_create(NULL, &engine);
@@ -18,7 +18,8 @@
 //! te_open_segment(engine, "10.0.0.7:15002", &peer);
 //! te_list_segment_memory(engine, peer, &target, sizeof target, 1, &count);
 //!
-//! te_transfer_request request = {TE_WRITE, 0, buffer, peer, target.addr, length};
+//! te_transfer_request request = {
+//!     .opcode = TE_WRITE, .local = buffer, .segment = peer, .remote_addr = target.addr, .length = length};
 //! if (te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0) != 0)
 //!     fprintf(stderr, "%s\n", te_last_error());
 //!

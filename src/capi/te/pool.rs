@@ -7,13 +7,14 @@
 //!
 //! ```c
 //! te_pool *pool;
-//! te_pool_lease lease = {sizeof lease, TE_POOL_PUT};
+//! te_pool_lease lease = {.struct_size = sizeof lease, .direction = TE_POOL_PUT};
 //!
 //! te_pool_create(engine, NULL, &pool);
 //! te_pool_acquire(pool, length, 100, &lease);
 //! memcpy(lease.addr, payload, length);
 //!
-//! te_transfer_request request = {TE_WRITE, 0, lease.addr, peer, remote_addr, length};
+//! te_transfer_request request = {
+//!     .opcode = TE_WRITE, .local = lease.addr, .segment = peer, .remote_addr = remote_addr, .length = length};
 //! te_batch_transfer(engine, &request, sizeof request, 1, NULL, NULL, 0);
 //!
 //! te_pool_release(pool, lease.id, TE_POOL_OVER, 0);

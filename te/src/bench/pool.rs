@@ -175,7 +175,8 @@ impl Row {
         let checks = [
             (self.wanted_speed_up.is_some_and(|wanted| self.speed_up.median < wanted), "slow"),
             (self.is_stageable && self.staged.registrations > 0.0, "registers"),
-            (self.auto_to_better.median > WORST_CHOICE, "misjudged"),
+            // Where nothing is registered there is nothing to choose.
+            (self.direct.registrations > 0.0 && self.auto_to_better.median > WORST_CHOICE, "misjudged"),
         ];
         checks.into_iter().filter(|(is_missed, _)| *is_missed).map(|(_, word)| word).collect()
     }
