@@ -1,7 +1,8 @@
 //! What a pool costs beside the transfers. A lease, acquired and released by the functions of `te.h`: alone, beside other leases, and by four
 //! threads at a time. Copies of pieces into a lease, beside `memcpy` of the same bytes at once.
 //!
-//! `cargo bench --bench pool`; only the copies with `-- copies`. All times are CPU time of the thread, so that other work on the machine disturbs less; of four threads, their mean.
+//! `cargo bench --bench pool`; only the copies with `-- copies`. All times are CPU time of the thread, so that other work on the machine
+//! disturbs less; of four threads, their mean.
 #![allow(unsafe_code, missing_docs)]
 
 use std::ptr;

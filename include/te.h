@@ -1058,9 +1058,9 @@ typedef struct te_pool_statistics {
     uint64_t longest_free;
     /// Leases that were granted.
     uint64_t acquired;
-    /// Calls of te_pool_acquire that had to wait.
+    /// How often te_pool_acquire, te_put or a get had to wait for a lease.
     uint64_t waited;
-    /// Calls of te_pool_acquire that found no room within their time.
+    /// How often they found no room within their time. Puts and gets look without waiting first.
     uint64_t refused;
     /// Leases that were ever quarantined.
     uint64_t ever_quarantined;

@@ -9,8 +9,9 @@
 //! What follows is said of engines; it goes for the others as well: pools, which are destroyed by closing them, or with their engine,
 //! topologies, and stores.
 //!
-//! An engine or a topology may have an address of the program as a second key, see [`alias`](super::alias): it is looked for where a handle is no key,
-//! and goes with the key. `aliases` of the table of engines is held by whoever changes one.
+//! An engine or a topology may have an address of the program as a second key, see [`alias`](super::alias): it is
+//! looked for where a handle is no key, and goes with the key. `aliases` of the table of engines is held by whoever
+//! changes one.
 //!
 //! Each call holds a reference to its engine, and is counted by the entry's [`Gate`]. Destroying removes the
 //! key, so that new calls find nothing; shuts the engine down, which wakes those that wait inside; and waits
@@ -65,13 +66,14 @@ pub fn enter(handle: u64) -> Result<Call<Engine>> {
 /// Ends an engine with its pools, and their keys. Returns when no other thread is inside a call on one of them.
 pub fn destroy(handle: u64) -> Result<()> {
     let (key, generation) = ENGINE.resolve(handle)?;
-    let mut destroyed = std::ptr::null();
+    // Weak, so that no engine that is created meanwhile has its address.
+    let mut destroyed = Weak::new();
     engines(generation).destroy(key, |engine| {
         remove_alias(key, generation);
-        destroyed = engine;
+        destroyed = engine.downgrade();
         engine.shutdown();
     })?;
-    pools(generation).destroy_all(|pool| std::ptr::eq(pool.engine.as_ptr(), destroyed));
+    pools(generation).destroy_all(|pool| Weak::ptr_eq(&pool.engine, &destroyed));
     Ok(())
 }
 

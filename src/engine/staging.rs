@@ -20,8 +20,8 @@
 //! Locks: none of its own, and none of others over a copy, a registration's use, a transfer or a wait. Memory that it takes grows with the number of
 //! items, not with their bytes.
 
-use std::sync::Arc;
-use std::sync::Weak;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::Engine;
@@ -201,7 +201,8 @@ impl Drop for Held<'_> {
 struct Registered<'a> {
     engine: &'a Engine,
     pool: &'a Pool,
-    regions: Vec<Arc<Region>>,
+    /// By their numbers.
+    regions: BTreeMap<u64, Arc<Region>>,
 }
 
 impl<'a> Registered<'a> {
@@ -242,9 +243,8 @@ impl<'a> Registered<'a> {
         for range in ranges {
             let mut regions = self.engine.registry.read(|view| view.within(*range));
             for region in regions.iter().filter(|region| region.owner() == Owner::Call) {
-                let is_kept = self.regions.iter().any(|kept| Arc::ptr_eq(kept, region));
-                if !is_kept && self.engine.registrar.retain(region) {
-                    self.regions.push(region.clone());
+                if !self.regions.contains_key(&region.sequence()) && self.engine.registrar.retain(region) {
+                    self.regions.insert(region.sequence(), region.clone());
                 }
             }
             if regions.iter().any(|region| region.is_changing()) {
@@ -270,14 +270,14 @@ impl<'a> Registered<'a> {
         let options = RegionOptions { location: "*".into(), remote_accessible: false, counted: false, owner: Owner::Call };
         let transports = self.engine.transports.read();
         self.engine.check_open()?;
-        let mut regions = self.engine.registrar.register_batch(gaps, &options, None, &transports)?;
+        let regions = self.engine.registrar.register_batch(gaps, &options, None, &transports)?;
         self.pool.usage().registrations.add(regions.len() as u64);
-        self.regions.append(&mut regions);
+        self.regions.extend(regions.into_iter().map(|region| (region.sequence(), region)));
         Ok(())
     }
 
     fn unregister(&mut self) -> Result<()> {
-        let regions = std::mem::take(&mut self.regions);
+        let regions: Vec<_> = std::mem::take(&mut self.regions).into_values().collect();
         if regions.is_empty() {
             return Ok(());
         }
@@ -445,7 +445,7 @@ impl<'a> Run<'a> {
     fn launch_registered(&mut self, items: &[usize]) -> Option<Flight<'a>> {
         let needs_it = |item: &&usize| self.devices_to(self.items[**item].segment) > 0;
         let ranges = plan::merge(items.iter().filter(needs_it).map(|item| self.items[*item].local));
-        let mut registered = Registered { engine: self.engine, pool: self.pool, regions: Vec::new() };
+        let mut registered = Registered { engine: self.engine, pool: self.pool, regions: BTreeMap::new() };
         let outcomes = if ranges.is_empty() { Vec::new() } else { registered.cover_each(&ranges, self.options.deadline) };
         let mut work = self.in_place(items);
         work.retain(|Work { item, local }| {

@@ -446,7 +446,7 @@ fn without_room_memory_is_registered_or_the_items_fail_or_the_call_waits() {
 
 #[test]
 fn calls_that_wait_for_leases_do_not_wait_for_each_other() {
-    // Room for one lease and a half of each direction, and each call needs many.
+    // Room for two leases, whatever the direction, and each call needs many.
     let options = PoolOptions {
         fallback: Fallback::Wait,
         largest_lease: Some(MIB / 2),

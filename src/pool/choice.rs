@@ -13,11 +13,11 @@
 //! The path taken is measured all the time, and left when half of its last calls cost more than the other path does. A path whose
 //! trial was never recorded, because the call failed, is tried no sooner than one that is known to cost [`UNKNOWN`] times as much.
 //!
-//! Of calls shorter than [`SHORT`] whose class is settled only one in [`ONE_IN`] is to be measured, which counts for all of them: reading clocks and
-//! recording takes a twentieth of the shortest ones.
+//! Of calls shorter than [`SHORT`] whose class is settled only one in [`ONE_IN`] is to be measured, which counts for all of them: reading
+//! clocks and recording takes a twentieth of the shortest ones.
 //!
-//! Reads no clock. One mutex for all classes, held for a search in a map of at most [`CLASSES`], and for a record one median; memory is allocated only
-//! when a class is met for the first time. The class that was used least recently makes room for a new one.
+//! Reads no clock. One mutex for all classes, held for a search in a map of at most [`CLASSES`], and for a record one median; memory is
+//! allocated only when a class is met for the first time. The class that was used least recently makes room for a new one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -315,8 +315,9 @@ impl Ledger {
         }
     }
 
-    /// Closes when no lease is out and no call inside, waiting for that for up to `limit` (`None`: for as long as it takes). With a limit of 0 leases that
-    /// are out change nothing; else none is granted meanwhile, those who wait for one are refused, and when the time has passed it is open as before.
+    /// Closes when no lease is out and no call inside, waiting for that for up to `limit` (`None`: for as long as it takes). With a limit
+    /// of 0 leases that are out change nothing; else none is granted meanwhile, those who wait for one are refused, and when the time has
+    /// passed it is open as before.
     ///
     /// Refused as Busy, also if somebody else is closing it, or Closed.
     pub fn close(&self, limit: Option<Duration>) -> Result<(), Refusal> {

@@ -187,7 +187,8 @@ impl<'a> View<'a> {
     }
 
     /// Adds a user to the guards, who is in the live regions that have a byte in common with `range`. Bytes of `range` that no region holds,
-    /// or that only a quarantined or not yet committed one does, are nobody's concern here, nor are those that a put or get has just let go. A refusal leaves the guards fit to be dropped.
+    /// or that only a quarantined or not yet committed one does, are nobody's concern here, nor are those that a put or get has just let
+    /// go. A refusal leaves the guards fit to be dropped.
     pub fn share(&self, range: MemoryRange, guards: &mut SharedGuards) -> std::result::Result<(), Refusal> {
         if guards.use_recent(range) {
             return Ok(());
@@ -384,16 +385,15 @@ impl Registry {
     /// [`Registry::reserve`] for many ranges, all or nothing, under one lock; results in input order. Overlaps within the list are refused,
     /// too, also of counted ranges. The text of an error says which entry it was.
     pub fn reserve_batch(&self, ranges: &[MemoryRange], options: &RegionOptions) -> Result<Vec<Reservation>> {
-        let refuse = |code, at: usize, reason: String| {
-            let text = format!(
+        let explain = |at: usize, reason: &str| {
+            format!(
                 "cannot register {}, entry {at} of {} (counted from 0), so none was registered: {reason}",
                 Shown(ranges[at]),
                 ranges.len()
-            );
-            Error::new(code, text)
+            )
         };
         for (at, range) in ranges.iter().enumerate() {
-            check(*range).map_err(|reason| refuse(Code::InvalidArgument, at, reason.to_owned()))?;
+            check(*range).map_err(|reason| Error::new(Code::InvalidArgument, explain(at, reason)))?;
         }
         let mut reservations = Vec::with_capacity(ranges.len());
         let mut changes = self.changes.lock();
@@ -417,7 +417,11 @@ impl Registry {
                         }
                         None => collision.explain(options),
                     };
-                    return Err(refuse(Code::AddressOverlapped, at, reason));
+                    let text = explain(at, &reason);
+                    return Err(match collision.is_waited_for(options) {
+                        true => Error::quiet(Code::AddressOverlapped, text),
+                        false => Error::new(Code::AddressOverlapped, text),
+                    });
                 }
             }
         }
@@ -634,6 +638,11 @@ const IN_A_CALL: &str = "a put or get registered it for as long as it moves thes
                          return, or register the memory before it";
 
 impl Collision {
+    /// Whether whoever asks waits until it is over: a put or get, of which several may be about to register the same memory.
+    fn is_waited_for(&self, options: &RegionOptions) -> bool {
+        options.owner == Owner::Call && matches!(self.state, State::Reserved | State::Live | State::Draining)
+    }
+
     fn explain(&self, options: &RegionOptions) -> String {
         let what = match self.state {
             State::Reserved => "another call is registering it; wait for that call to return",

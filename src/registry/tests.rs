@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::index::fake_range;
 use super::*;
+use crate::telemetry::tests::hear;
 
 /// Less where each step is interpreted.
 fn count(full: usize, under_miri: usize) -> usize {
@@ -43,6 +44,23 @@ fn unregister(registry: &Registry, address: u64) {
     let region = start_drain(registry, address);
     assert!(registry.drain(&region, Duration::from_secs(30)));
     registry.finish(&region);
+}
+
+#[test]
+fn what_a_put_or_get_waits_for_is_no_line_in_the_log() {
+    let registry = Registry::new();
+    let reserve = |owner| registry.reserve_batch(&[fake_range(100, 10)], &RegionOptions { owner, ..options("*") });
+    let is_logged =
+        |owner| !hear(|| assert!(reserve(owner).is_err_and(|error| error.code() == Code::AddressOverlapped))).is_empty();
+    let Ok(Reservation::New(region)) = registry.reserve(fake_range(105, 10), &options("*")) else { panic!("not reserved") };
+    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [false, true], "reserved");
+    registry.commit(std::slice::from_ref(&region));
+    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [false, true], "live");
+    let region = start_drain(&registry, 105);
+    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [false, true], "draining");
+    // That may last.
+    registry.give_up_drain(&region);
+    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [true, true], "given up");
 }
 
 fn refusal(registry: &Registry, address: u64, length: u64) -> Error {

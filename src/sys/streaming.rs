@@ -13,9 +13,9 @@ const SHORTEST: u64 = 4096;
 /// Shortest of the others.
 const SHORTEST_UNALIGNED: u64 = 16 << 10;
 
-/// Copies the second range of each pair to the first. The lengths must be equal, and none of the ranges be written by anybody else; ranges that
-/// overlap are copied as [`copy`] does. When it returns, the bytes are there for other threads and devices. Pages that are not mapped end the process, as
-/// with `memcpy`.
+/// Copies the second range of each pair to the first. The lengths must be equal, and none of the ranges be written by anybody else; ranges
+/// that overlap are copied as [`copy`] does. When it returns, the bytes are there for other threads and devices. Pages that are not mapped
+/// end the process, as with `memcpy`.
 pub fn copy_past_caches(pairs: impl Iterator<Item = (MemoryRange, MemoryRange)>) {
     for (target, source) in pairs {
         let is_whole = (target.address() | target.length()).is_multiple_of(LINE);

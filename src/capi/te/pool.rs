@@ -186,9 +186,9 @@ pub struct te_pool_statistics {
     pub longest_free: u64,
     /// Leases that were granted.
     pub acquired: u64,
-    /// Calls of te_pool_acquire that had to wait.
+    /// How often te_pool_acquire, te_put or a get had to wait for a lease.
     pub waited: u64,
-    /// Calls of te_pool_acquire that found no room within their time.
+    /// How often they found no room within their time. Puts and gets look without waiting first.
     pub refused: u64,
     /// Leases that were ever quarantined.
     pub ever_quarantined: u64,

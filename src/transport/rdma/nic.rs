@@ -13,7 +13,7 @@
 //! The NIC's thread sleeps until the device says that something has completed, or until a deadline. While callers poll it leaves the device
 //! unarmed, and looks for itself every millisecond only.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +45,10 @@ const RATE_WINDOW: Duration = Duration::from_millis(10);
 
 /// Longest work request, whatever the configuration says. Devices take 1 GiB or more.
 const LONGEST: u64 = 1 << 30;
+
+/// How many spans that wait for another queue pair are looked past for one that need not. All of them, each time that there is room, would
+/// take quadratic time under the lock; a queue pair for which so many wait keeps the NIC busy by itself.
+const MOST_PASSED: usize = 1024;
 
 /// What there is to do once the lock is released.
 #[derive(Default)]
@@ -817,11 +821,15 @@ impl Locked<'_> {
             requests.clear();
             // Spans of a path wait for its queue pair, and let others pass.
             let is_for_pair = |span: &Span| span.path == 0 || usize::from(span.path) % pairs == pair;
-            let place_of_next = |waiting: &VecDeque<Span>| if has_paths { waiting.iter().position(is_for_pair) } else { Some(0) };
+            let mut passed = Vec::new();
             while (requests.len() as u64) < share
-                && let Some(place) = place_of_next(&endpoint.waiting)
-                && let Some(mut span) = if place == 0 { endpoint.waiting.pop_front() } else { endpoint.waiting.remove(place) }
+                && passed.len() < MOST_PASSED
+                && let Some(mut span) = endpoint.waiting.pop_front()
             {
+                if has_paths && !is_for_pair(&span) {
+                    passed.push(span);
+                    continue;
+                }
                 if span.group().is_troubled()
                     && let Some(error) = span.doomed()
                 {
@@ -831,13 +839,14 @@ impl Locked<'_> {
                 let length = length_of_next(&span);
                 if length < span.local.length() {
                     let next = span.split(length);
-                    endpoint.waiting.insert(place, std::mem::replace(&mut span, next));
+                    endpoint.waiting.push_front(std::mem::replace(&mut span, next));
                 }
                 let Span { local, local_key, remote_address, remote_key, .. } = span;
                 let opcode = span.piece().opcode;
                 let id = slots.insert(Posted { span, endpoint: index, pair: pair as u16 });
                 requests.push(WorkRequest { id, opcode, local, local_key, remote_address, remote_key });
             }
+            passed.into_iter().rev().for_each(|span| endpoint.waiting.push_front(span));
             if requests.is_empty() {
                 continue;
             }
