@@ -87,6 +87,8 @@ pub struct Finished {
 const SHORT_PAUSE: Duration = Duration::from_micros(50);
 const LONG_PAUSE: Duration = Duration::from_millis(5);
 
+const NOT_BEGUN: &str = "it had not been begun";
+
 impl Engine {
     /// Moves the bytes of all items to their segments, and returns when that is over. Of items that arrive at the same bytes the last one in
     /// order wins.
@@ -480,6 +482,10 @@ impl<'a> Run<'a> {
 
     /// Moves the items of one wave, which are in input order.
     fn run_wave(&mut self, ways: &[Way], wave: &[usize]) {
+        if self.is_out_of_time() {
+            wave.iter().for_each(|item| self.statuses[*item] = Some(failed(out_of_time(NOT_BEGUN))));
+            return;
+        }
         let of = |wanted: Way| -> Vec<usize> { wave.iter().copied().filter(|item| ways[*item] == wanted).collect() };
         let mut flights = Vec::new();
         let usage = self.pool.usage();
@@ -559,7 +565,7 @@ impl<'a> Run<'a> {
     /// A lease; `None` if there is none to be had, and the memory is to be registered instead. Before it waits for one it finishes what is before.
     fn acquire(&mut self, bytes: u64, before: &mut Option<Flight<'a>>) -> Result<Option<Held<'a>>> {
         if self.is_out_of_time() {
-            return Err(out_of_time("it had not been begun"));
+            return Err(out_of_time(NOT_BEGUN));
         }
         let at_once = Some(Duration::ZERO);
         let mut lease = self.pool.acquire(self.direction, bytes, at_once);
