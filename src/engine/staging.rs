@@ -4,7 +4,8 @@
 //!
 //! - What is in registered memory, or goes by a transport that needs none, is transferred from where it is.
 //! - What cannot be staged is registered for the call, each run of bytes once, and unregistered in all cases. Calls that use the same bytes at
-//!   a time share the region: it has a reference for each of them, and the last one unregisters it.
+//!   a time share the region: it has a reference for each of them, and the last one unregisters it. The call that has registered it returns no
+//!   sooner, and nobody shares it from the moment that it wants to: as long as others find the region, all of its bytes are mapped where they were.
 //! - All else is staged: copied into a lease before that is transferred (put), or out of it afterwards (get). One group is copied while the
 //!   one before is transferred.
 //!
@@ -12,7 +13,8 @@
 //! until no task of that batch is running, whatever happens here.
 //!
 //! **Calls do not wait for each other in a circle.** None waits for a lease while it has one: it finishes the group that has it first.
-//! Whoever waits for a range to be registered or unregistered has itself nothing left to be registered, and registering waits for nobody.
+//! Whoever waits for a range to be registered or unregistered has nothing registered meanwhile, and registering waits for nobody. Whoever waits for
+//! those who share its regions has ended everything else.
 //!
 //! **The caller's memory is left alone after the return**: transfers from and to it are waited for until they are over, which their deadline
 //! sees to. Those that use a lease are not waited for beyond it.
@@ -30,6 +32,7 @@ use crate::pool::choice::{Class, Path, Pick};
 use crate::pool::copy;
 use crate::pool::plan::{self, Preference, Target, Way};
 use crate::pool::{Direction, Fallback, Lease, Outcome, Pool};
+use crate::registration::DRAIN_LIMIT;
 use crate::registry::{Owner, Region, RegionOptions};
 use crate::sys::MemoryRange;
 use crate::sys::device_memory::Driver;
@@ -83,6 +86,8 @@ pub struct Finished {
 /// How long to wait for others who are registering or unregistering the same memory, at first and at most.
 const SHORT_PAUSE: Duration = Duration::from_micros(50);
 const LONG_PAUSE: Duration = Duration::from_millis(5);
+
+const NOT_BEGUN: &str = "it had not been begun";
 
 impl Engine {
     /// Moves the bytes of all items to their segments, and returns when that is over. Of items that arrive at the same bytes the last one in
@@ -203,37 +208,49 @@ struct Registered<'a> {
     pool: &'a Pool,
     /// By their numbers.
     regions: BTreeMap<u64, Arc<Region>>,
+    /// What this has ever registered.
+    own: Vec<Arc<Region>>,
 }
 
 impl<'a> Registered<'a> {
     /// Has all of the ranges registered, which do not touch. One answer for each.
     fn cover_each(&mut self, ranges: &[MemoryRange], deadline: Option<Instant>) -> Vec<Result<()>> {
-        match self.cover(ranges, deadline) {
-            Ok(()) => vec![Ok(()); ranges.len()],
-            Err(error) if ranges.len() == 1 => vec![Err(error)],
-            // Those that can be.
-            Err(_) => ranges.iter().map(|range| self.cover(std::slice::from_ref(range), deadline)).collect(),
-        }
-    }
-
-    /// Has all of the ranges registered, or an error. What is live stays as it is; what a put or get has registered is kept for this one, too; what
-    /// somebody is about to register or unregister is waited for.
-    fn cover(&mut self, ranges: &[MemoryRange], deadline: Option<Instant>) -> Result<()> {
         let mut pause = SHORT_PAUSE;
         loop {
-            if let Some(gaps) = self.find_gaps(ranges) {
-                match self.register(&gaps) {
-                    // Somebody was faster.
-                    Err(error) if error.code() == Code::AddressOverlapped && self.can_become_free(&gaps) => {}
-                    outcome => return outcome,
+            match self.cover(ranges) {
+                Some(Ok(())) => return vec![Ok(()); ranges.len()],
+                Some(Err(error)) if ranges.len() == 1 => return vec![Err(error)],
+                // Those that can be.
+                Some(Err(_)) => {
+                    let outcomes = ranges.iter().map(|range| self.cover(std::slice::from_ref(range)));
+                    if let Some(outcomes) = outcomes.collect::<Option<Vec<_>>>() {
+                        return outcomes;
+                    }
                 }
+                None => {}
             }
-            self.engine.check_open()?;
+            // Those who are waited for may wait for these. Logged where it is found.
+            let _ = self.unregister();
+            if let Err(error) = self.engine.check_open() {
+                return vec![Err(error); ranges.len()];
+            }
             if deadline.is_some_and(|end| Instant::now() >= end) {
-                return Err(out_of_time("its memory was still being registered or unregistered by another call"));
+                let error = out_of_time("its memory was still being registered or unregistered by another call");
+                return vec![Err(error); ranges.len()];
             }
             self.pool.pause(pause);
             pause = (pause * 2).min(LONG_PAUSE);
+        }
+    }
+
+    /// Has all of the ranges registered, or an error. What is live stays as it is; what a put or get has registered is kept for this one, too. `None`
+    /// if somebody is about to register or unregister some of it, which is to be waited for.
+    fn cover(&mut self, ranges: &[MemoryRange]) -> Option<Result<()>> {
+        let gaps = self.find_gaps(ranges)?;
+        match self.register(&gaps) {
+            // Somebody was faster.
+            Err(error) if error.code() == Code::AddressOverlapped && self.can_become_free(&gaps) => None,
+            outcome => Some(outcome),
         }
     }
 
@@ -243,8 +260,14 @@ impl<'a> Registered<'a> {
         for range in ranges {
             let mut regions = self.engine.registry.read(|view| view.within(*range));
             for region in regions.iter().filter(|region| region.owner() == Owner::Call) {
-                if !self.regions.contains_key(&region.sequence()) && self.engine.registrar.retain(region) {
+                if self.regions.contains_key(&region.sequence()) {
+                    continue;
+                }
+                if self.engine.registrar.retain(region) {
                     self.regions.insert(region.sequence(), region.clone());
+                } else if region.is_live() {
+                    // Until those end who share it.
+                    return None;
                 }
             }
             if regions.iter().any(|region| region.is_changing()) {
@@ -258,7 +281,6 @@ impl<'a> Registered<'a> {
     }
 
     fn can_become_free(&self, gaps: &[MemoryRange]) -> bool {
-        let is_passing = |region: &Arc<Region>| region.is_live() || region.is_changing();
         self.engine.registry.read(|view| gaps.iter().all(|gap| view.within(*gap).iter().all(is_passing)))
     }
 
@@ -272,6 +294,7 @@ impl<'a> Registered<'a> {
         self.engine.check_open()?;
         let regions = self.engine.registrar.register_batch(gaps, &options, None, &transports)?;
         self.pool.usage().registrations.add(regions.len() as u64);
+        self.own.extend_from_slice(&regions);
         self.regions.extend(regions.into_iter().map(|region| (region.sequence(), region)));
         Ok(())
     }
@@ -281,6 +304,7 @@ impl<'a> Registered<'a> {
         if regions.is_empty() {
             return Ok(());
         }
+        self.engine.registry.end_sharing(&self.own);
         self.engine.registrar.unregister_owned(&regions, &self.engine.transports.read())
     }
 }
@@ -333,6 +357,8 @@ struct Run<'a> {
     devices: Vec<(u64, usize)>,
     statuses: Vec<Option<TaskStatus>>,
     undone: Result<()>,
+    /// Regions that the call has registered and given back, which others may still use.
+    shared: Vec<Arc<Region>>,
     /// Something took longer than it does as a rule: it was tried again, or there was no room.
     is_disturbed: bool,
 }
@@ -347,13 +373,49 @@ impl<'a> Run<'a> {
     ) -> Result<Run<'a>> {
         let devices = engine.devices_of(items.iter().map(|item| item.segment).collect())?;
         let statuses = vec![None; items.len()];
-        Ok(Run { engine, pool, direction, items, options, devices, statuses, undone: Ok(()), is_disturbed: false })
+        Ok(Run {
+            engine,
+            pool,
+            direction,
+            items,
+            options,
+            devices,
+            statuses,
+            undone: Ok(()),
+            shared: Vec::new(),
+            is_disturbed: false,
+        })
     }
 
-    fn finish(self) -> Finished {
+    fn finish(mut self) -> Finished {
+        self.wait_for_others();
         let missing = || failed(Error::new(Code::Internal, "an item of a put or get was forgotten"));
         let statuses = self.statuses.into_iter().map(|status| status.unwrap_or_else(missing)).collect();
         Finished { statuses, undone: self.undone }
+    }
+
+    /// Waits until those who share the regions of this call have let them go: without a time limit if the call has none, else for as long as
+    /// unregistering waits, too.
+    fn wait_for_others(&mut self) {
+        let end = self.options.deadline.map(|deadline| deadline.max(Instant::now() + DRAIN_LIMIT));
+        let mut pause = SHORT_PAUSE;
+        while let Some(region) = self.shared.last() {
+            if !is_passing(region) {
+                self.shared.pop();
+                continue;
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                let (address, length) = (region.range().address(), region.range().length());
+                let text = format!(
+                    "[{address:#x}, +{length}) stays registered: another put or get of this memory goes on after {DRAIN_LIMIT:?}; leave it mapped \
+                     until that call has returned, too, and give both a time limit"
+                );
+                self.undone = std::mem::replace(&mut self.undone, Ok(())).and(Err(Error::new(Code::BatchBusy, text)));
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONG_PAUSE);
+        }
     }
 
     fn run(&mut self) {
@@ -421,6 +483,10 @@ impl<'a> Run<'a> {
 
     /// Moves the items of one wave, which are in input order.
     fn run_wave(&mut self, ways: &[Way], wave: &[usize]) {
+        if self.is_out_of_time() {
+            wave.iter().for_each(|item| self.statuses[*item] = Some(failed(out_of_time(NOT_BEGUN))));
+            return;
+        }
         let of = |wanted: Way| -> Vec<usize> { wave.iter().copied().filter(|item| ways[*item] == wanted).collect() };
         let mut flights = Vec::new();
         let usage = self.pool.usage();
@@ -433,7 +499,7 @@ impl<'a> Run<'a> {
         }
         let registered = of(Way::Registered);
         flights.extend(self.launch_registered(&registered));
-        self.stage(&of(Way::Staged));
+        self.stage(&of(Way::Staged), &mut flights);
         flights.iter_mut().for_each(|flight| self.land(flight));
     }
 
@@ -445,7 +511,7 @@ impl<'a> Run<'a> {
     fn launch_registered(&mut self, items: &[usize]) -> Option<Flight<'a>> {
         let needs_it = |item: &&usize| self.devices_to(self.items[**item].segment) > 0;
         let ranges = plan::merge(items.iter().filter(needs_it).map(|item| self.items[*item].local));
-        let mut registered = Registered { engine: self.engine, pool: self.pool, regions: BTreeMap::new() };
+        let mut registered = Registered { engine: self.engine, pool: self.pool, regions: BTreeMap::new(), own: Vec::new() };
         let outcomes = if ranges.is_empty() { Vec::new() } else { registered.cover_each(&ranges, self.options.deadline) };
         let mut work = self.in_place(items);
         work.retain(|Work { item, local }| {
@@ -462,18 +528,25 @@ impl<'a> Run<'a> {
             }
         });
         self.pool.usage().items_direct.add(work.len() as u64);
-        (!work.is_empty()).then(|| self.launch(work, Hold::Regions(registered)))
+        if work.is_empty() {
+            self.give_back(&mut registered);
+            return None;
+        }
+        Some(self.launch(work, Hold::Regions(registered)))
     }
 
-    /// Moves the items, which are in the order of the input, through leases.
-    fn stage(&mut self, items: &[usize]) {
+    /// Moves the items, which are in the order of the input, through leases. Before it registers any for want of room it lands the flights.
+    fn stage(&mut self, items: &[usize], flights: &mut Vec<Flight<'a>>) {
         let lengths: Vec<u64> = items.iter().map(|item| self.items[*item].local.length()).collect();
         let mut before = None;
         for group in plan::groups(&lengths, self.pool.largest_lease()) {
             let (members, lengths) = (&items[group.clone()], &lengths[group]);
             let begun = self.acquire(lengths.iter().sum(), &mut before).and_then(|held| match held {
                 Some(held) => self.launch_staged(members, lengths, held).map(Some),
-                None => Ok(self.launch_registered(members)),
+                None => {
+                    flights.drain(..).for_each(|mut flight| self.land(&mut flight));
+                    Ok(self.launch_registered(members))
+                }
             });
             match begun {
                 Ok(Some(flight)) => {
@@ -493,7 +566,7 @@ impl<'a> Run<'a> {
     /// A lease; `None` if there is none to be had, and the memory is to be registered instead. Before it waits for one it finishes what is before.
     fn acquire(&mut self, bytes: u64, before: &mut Option<Flight<'a>>) -> Result<Option<Held<'a>>> {
         if self.is_out_of_time() {
-            return Err(out_of_time("it had not been begun"));
+            return Err(out_of_time(NOT_BEGUN));
         }
         let at_once = Some(Duration::ZERO);
         let mut lease = self.pool.acquire(self.direction, bytes, at_once);
@@ -595,9 +668,14 @@ impl<'a> Run<'a> {
             pending = again.into();
         }
         if let Hold::Regions(registered) = hold {
-            let undone = registered.unregister();
-            self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
+            self.give_back(registered);
         }
+    }
+
+    fn give_back(&mut self, registered: &mut Registered<'a>) {
+        let undone = registered.unregister();
+        self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
+        self.shared.extend(registered.own.drain(..).filter(is_passing));
     }
 
     /// Lands a flight, copies out what it has got, and ends its lease.
@@ -650,6 +728,11 @@ impl<'a> Run<'a> {
     fn is_out_of_time(&self) -> bool {
         self.options.deadline.is_some_and(|end| Instant::now() >= end)
     }
+}
+
+/// Whether it is registered now, but not for good.
+fn is_passing(region: &Arc<Region>) -> bool {
+    region.is_live() || region.is_changing()
 }
 
 fn out_of_time(what: &str) -> Error {

@@ -240,6 +240,45 @@ fn two_calls_that_use_the_same_memory_share_its_registration() {
 }
 
 #[test]
+fn a_call_returns_when_those_that_share_its_memory_have_let_it_go() {
+    let bench = Bench::new(pool());
+    let near = &bench.engines.near;
+    let gone = Memory::new(4096);
+    let (regions, retried) = (bench.regions(), bench.pool.statistics().retried);
+    bench.payload.write(&pattern(4 << 20, 11));
+    bench.fake.set(0, "hold", 1);
+    std::thread::scope(|scope| {
+        let bench = &bench;
+        let whole = scope.spawn(move || {
+            completed(&bench.put(&[bench.item(0, MIB)], direct()));
+            // The caller may unmap it now, and what is mapped there next must not be taken for what was registered.
+            assert!(near.find_region(bench.payload.range(0, 1).address()).is_none());
+        });
+        wait_until("registered", || bench.regions() == regions + 1);
+        // A few of these bytes, which do not get away for now.
+        let few = Item { remote_address: gone.range(0, 1).address(), ..bench.item(0, 100) };
+        let part = scope.spawn(move || {
+            near.put(&bench.pool, &[few], StagingOptions { retries: 1_000_000, retry_pause: Duration::from_millis(1), ..direct() })
+                .unwrap()
+        });
+        wait_until("it is tried again", || bench.pool.statistics().retried > retried + 5);
+        let shared = bench.regions();
+        bench.fake.set(0, "hold", 0);
+        let theirs = || bench.engines.theirs.read()[..MIB as usize] == pattern(4 << 20, 11)[..MIB as usize];
+        wait_until("the bytes are there", theirs);
+        // One that comes later waits for that, too, lest there is always somebody who shares it.
+        let late = || bench.put(&[bench.item(0, 100)], StagingOptions { deadline: within(Duration::from_millis(20)), ..direct() });
+        wait_until("it is shared no more", || codes(&late()) == [Some(Code::Timeout)]);
+        let returned = whole.is_finished();
+        bench.engines.far.register(gone.range(0, 4096), &rdma_tests::options()).unwrap();
+        completed(&part.join().unwrap());
+        whole.join().unwrap();
+        assert_eq!((shared, returned), (regions + 1, false));
+    });
+    assert_eq!(bench.regions(), regions);
+}
+
+#[test]
 fn many_threads_may_put_and_get_the_same_memory_directly() {
     let bench = Bench::new(pool());
     bench.payload.write(&pattern(4 << 20, 8));

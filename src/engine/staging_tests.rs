@@ -81,3 +81,21 @@ fn bytes_arrive_in_both_directions_whatever_the_path_and_the_lengths() {
     bench.near.close_pool(&bench.pool, Some(Duration::ZERO)).unwrap();
     assert_eq!(bench.near.region_count(), 0);
 }
+
+#[test]
+fn what_has_not_begun_when_the_time_is_over_is_not_begun() {
+    let bench = Bench::new(small_pool());
+    let source = Memory::new(4096);
+    // Each waits for the one before it.
+    let items = vec![bench.item(source.range(0, 100), 0); 1000];
+    let requests = || bench.near.counters().tasks_submitted.get();
+    for preference in [Preference::Auto, Preference::Staged, Preference::Direct] {
+        let options = StagingOptions { preference, deadline: Some(Instant::now()), ..Default::default() };
+        let before = requests();
+        for count in [1, 1000] {
+            let finished = bench.near.put(&bench.pool, &items[..count], options).unwrap();
+            assert!(finished.statuses.iter().all(|status| status.state == State::Timeout), "{:?}", finished.statuses[0]);
+        }
+        assert_eq!(requests(), before);
+    }
+}

@@ -45,7 +45,7 @@ use crate::transport::{Device, Transport};
 const GRACE: Duration = Duration::from_millis(100);
 
 /// How long unregistering waits in all before it answers "busy".
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Most threads where the configuration does not say; providing pages is bound by the memory long before.
 const MOST_THREADS: usize = 64;

@@ -522,10 +522,17 @@ impl Registry {
         outcomes.into_iter().zip(addresses).map(explain).collect()
     }
 
-    /// One more reference to a region of puts and gets, to be given back as the others are. False if it is none, or not live any more.
+    /// No put or get that comes later shares these regions, which one has registered that is about to end.
+    pub fn end_sharing(&self, regions: &[Arc<Region>]) {
+        let _changes = self.changes.lock();
+        regions.iter().for_each(|region| region.end_sharing());
+    }
+
+    /// One more reference to a region of puts and gets, to be given back as the others are. False if it is none, or not live any more, or not
+    /// shared any more.
     pub fn retain(&self, region: &Region) -> bool {
         let _changes = self.changes.lock();
-        let is_live = region.owner == Owner::Call && region.state() == State::Live;
+        let is_live = region.owner == Owner::Call && region.state() == State::Live && region.is_sharable();
         if is_live {
             region.add_reference();
         }

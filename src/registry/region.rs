@@ -14,7 +14,7 @@
 //! tests the state and keeps it. The state and the reference count change only under the registry's lock; readers may look at any
 //! time. 88 bytes with the two counts of its `Arc`; what devices know of a region, and what publishing it took, is beside it where there is any.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -67,7 +67,8 @@ pub struct Region {
     references: AtomicU32,
     state: AtomicU8,
     remote_accessible: bool,
-    counted: bool,
+    /// Whether there may be more references: as the program said, or until the put or get ends that registered it.
+    sharable: AtomicBool,
     pub(super) owner: Owner,
 }
 
@@ -83,7 +84,7 @@ impl Region {
             references: AtomicU32::new(1),
             state: AtomicU8::new(State::Reserved as u8),
             remote_accessible: options.remote_accessible,
-            counted: options.counted,
+            sharable: AtomicBool::new(options.counted || options.owner == Owner::Call),
             owner: options.owner,
         }
     }
@@ -178,13 +179,23 @@ impl Region {
 
     /// Whether registering `range` with `options` again may count a reference on this one.
     pub(super) fn counts(&self, range: MemoryRange, options: &RegionOptions) -> bool {
-        self.counted
+        self.owner == Owner::Program
+            && self.is_sharable()
             && options.counted
             && self.is_live()
             && self.range == range
             && self.remote_accessible == options.remote_accessible
             && self.location == options.location
             && self.references.load(Ordering::Relaxed) < u32::MAX
+    }
+
+    pub(super) fn is_sharable(&self) -> bool {
+        self.sharable.load(Ordering::Relaxed)
+    }
+
+    /// No more references are added. Under the registry's lock.
+    pub(super) fn end_sharing(&self) {
+        self.sharable.store(false, Ordering::Relaxed);
     }
 
     /// Under the registry's lock.

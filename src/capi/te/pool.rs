@@ -380,8 +380,9 @@ pub unsafe extern "C" fn te_pool_trim(pool: *mut te_pool, bytes: *mut u64) -> te
 /// registered or the segment is reached by a transport that needs no registration (TCP, and the engine itself);
 /// registered for the call, if it is memory of a device or longer than the largest lease; else through a lease of the pool or
 /// registered for the call, whichever has taken less time lately. Ranges that overlap or touch are registered once, and
-/// unregistered before the call returns; while they are, te_register_local_memory refuses them with
-/// TE_ERR_ADDRESS_OVERLAPPED. Of items whose ranges in the same segment overlap the last one wins.
+/// unregistered before the call returns, which waits for other calls that use the same bytes; while they are registered,
+/// te_register_local_memory refuses them with TE_ERR_ADDRESS_OVERLAPPED. Of items whose ranges in the same segment overlap
+/// the last one wins.
 ///
 /// `items` is an array with elements of `item_size` bytes, sizeof(te_pool_item); `options` may be NULL. `results` is an
 /// array of `count` elements of `result_size` bytes, sizeof(te_transfer_result), or NULL (`result_size` is
@@ -395,7 +396,8 @@ pub unsafe extern "C" fn te_pool_trim(pool: *mut te_pool, bytes: *mut u64) -> te
 /// TE_ERR_NOT_SUPPORTED_TRANSPORT.
 ///
 /// If all items have completed but memory that was registered for the call could not be unregistered, that error is
-/// returned; the memory stays blocked.
+/// returned; the memory stays blocked. It is TE_ERR_BATCH_BUSY if another call still used the memory when `timeout_ms` had passed, and
+/// five seconds: then it stays registered until that call returns.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // As few as there are things to be said.
 pub unsafe extern "C" fn te_put(
