@@ -389,8 +389,8 @@ te_status te_publish(te_engine *engine);
 te_status te_publish_address(te_engine *engine);
 
 /// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte
-/// moves, peers are no longer served, and the engine touches no memory of the program any more; calls on it
-/// give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
+/// moves, peers are no longer served, and the engine touches no memory of the program any more, but for that of calls
+/// of te_put and te_get that have not returned yet; calls on it give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
 /// it when its handle is of no use any more. Doing it twice gives 0.
 te_status te_shut_down(te_engine *engine);
 
@@ -749,8 +749,9 @@ typedef struct te_transfer_request {
     uint32_t transport_hint;
     /// Requests of one batch with the same number other than 0 go the same way one after the other, in the
     /// order in which they were submitted: over the same connection with TCP, over the same queue pair with
-    /// RDMA, which moves a long one by one pair of NICs then. What fails there and is tried again goes
-    /// anywhere. 0: any way.
+    /// RDMA, which moves a long one by one pair of NICs then, as long as both memories are in one place of
+    /// their machines and the NICs that serve those stay. What fails there and is tried again goes anywhere,
+    /// and so does what follows on a connection that is given up. 0: any way.
     uint64_t group;
 } te_transfer_request;
 

@@ -225,8 +225,8 @@ pub unsafe extern "C" fn te_publish_address(engine: *mut te_engine) -> te_status
 }
 
 /// Ends all that an engine does, as te_engine_destroy, and leaves the handle: when it has returned, no byte
-/// moves, peers are no longer served, and the engine touches no memory of the program any more; calls on it
-/// give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
+/// moves, peers are no longer served, and the engine touches no memory of the program any more, but for that of calls
+/// of te_put and te_get that have not returned yet; calls on it give TE_ERR_CANCELED, but for those that only tell what is known, such as the status of a batch. Destroy
 /// it when its handle is of no use any more. Doing it twice gives 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn te_shut_down(engine: *mut te_engine) -> te_status {

@@ -54,8 +54,9 @@ pub struct te_transfer_request {
     pub transport_hint: u32,
     /// Requests of one batch with the same number other than 0 go the same way one after the other, in the
     /// order in which they were submitted: over the same connection with TCP, over the same queue pair with
-    /// RDMA, which moves a long one by one pair of NICs then. What fails there and is tried again goes
-    /// anywhere. 0: any way.
+    /// RDMA, which moves a long one by one pair of NICs then, as long as both memories are in one place of
+    /// their machines and the NICs that serve those stay. What fails there and is tried again goes anywhere,
+    /// and so does what follows on a connection that is given up. 0: any way.
     pub group: u64,
 }
 
