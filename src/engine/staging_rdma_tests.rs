@@ -494,22 +494,25 @@ fn calls_that_wait_for_leases_do_not_wait_for_each_other() {
         ..pool()
     };
     let bench = Bench::new(options);
-    bench.payload.write(&pattern(4 << 20, 9));
     bench.engines.theirs.write(&pattern(4 << 20, 9));
     std::thread::scope(|scope| {
         for thread in 0..8_u64 {
             let bench = &bench;
             scope.spawn(move || {
-                let items: Vec<Item> = (0..8).map(|at| bench.item(at * 500_000, 450_000 - thread * 1000)).collect();
+                let payload = Memory::new(4 << 20);
+                payload.write(&pattern(4 << 20, 9));
+                let item = |at: u64| bench.item_to(payload.range(at * 500_000, 450_000 - thread * 1000), at * 500_000);
+                let items: Vec<Item> = (0..8).map(item).collect();
                 for _ in 0..4 {
                     completed(&if thread % 2 == 0 { bench.put(&items, staged()) } else { bench.get(&items, staged()) });
                 }
+                assert!(payload.read() == pattern(4 << 20, 9));
             });
         }
     });
     let statistics = bench.pool.statistics();
     assert_eq!((statistics.leases, statistics.registrations, statistics.refused > 0), (0, 0, true));
-    assert!(bench.engines.theirs.read() == pattern(4 << 20, 9) && bench.payload.read() == pattern(4 << 20, 9));
+    assert!(bench.engines.theirs.read() == pattern(4 << 20, 9));
 }
 
 #[test]
