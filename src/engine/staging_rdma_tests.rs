@@ -304,6 +304,43 @@ fn many_threads_may_put_and_get_the_same_memory_directly() {
 }
 
 #[test]
+fn calls_that_wait_for_memory_do_not_wait_for_each_other() {
+    let bench = Bench::new(pool());
+    bench.payload.write(&pattern(4 << 20, 12));
+    bench.engines.theirs.write(&pattern(4 << 20, 12));
+    let regions = bench.regions();
+    // So what could be staged is registered, too, beside what is registered already.
+    let leases = bench.fill_pool();
+    // SAFETY: nothing is ever mapped there.
+    #[allow(unsafe_code)]
+    let nowhere = unsafe { MemoryRange::new(1 << 62, LARGEST + 1) }.unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..6_u64 {
+            let bench = &bench;
+            scope.spawn(move || {
+                for round in 0..30_u64 {
+                    // In one order and in the other.
+                    let place = |at: u64| if thread % 2 == 0 { at } else { 5 - at };
+                    let length = |at: u64| if at % 2 == 0 { LARGEST + 1 + thread * 1000 } else { 30_000 + round * 10 };
+                    let mut items: Vec<Item> = (0..6).map(|at| bench.item(place(at) * 100_000 + thread * 7, length(at))).collect();
+                    if round % 3 == 0 {
+                        // Then each is registered by itself.
+                        items.push(bench.item_to(nowhere, 2 << 20));
+                    }
+                    let finished = bench.put(&items, staged());
+                    let expected: Vec<_> = (0..items.len()).map(|at| (at == 6).then_some(Code::Fault)).collect();
+                    assert_eq!(codes(&finished), expected);
+                    finished.undone.unwrap();
+                }
+            });
+        }
+    });
+    bench.release(leases);
+    assert_eq!((bench.regions(), bench.fake.get(-1, "protection_errors")), (regions, 0));
+    assert!(bench.engines.theirs.read() == pattern(4 << 20, 12));
+}
+
+#[test]
 fn memory_that_the_program_is_registering_is_waited_for() {
     let bench = Bench::new(pool());
     let registrations = bench.registrations();
