@@ -321,7 +321,7 @@ fn calls_that_wait_for_memory_do_not_wait_for_each_other() {
                 for round in 0..30_u64 {
                     // In one order and in the other.
                     let place = |at: u64| if thread % 2 == 0 { at } else { 5 - at };
-                    let length = |at: u64| if at % 2 == 0 { LARGEST + 1 + thread * 1000 } else { 30_000 + round * 10 };
+                    let length = |at: u64| if at.is_multiple_of(2) { LARGEST + 1 + thread * 1000 } else { 30_000 + round * 10 };
                     let mut items: Vec<Item> = (0..6).map(|at| bench.item(place(at) * 100_000 + thread * 7, length(at))).collect();
                     if round % 3 == 0 {
                         // Then each is registered by itself.
