@@ -42,7 +42,8 @@ struct World {
 unsafe extern "C" fn hear_nothing(_: *mut c_void, _: te_log_level, _: *const c_char, _: *const c_char) {}
 
 fn create() -> u64 {
-    let options = [size_of::<te_engine_options>() as u64, 0, c"127.0.0.1".as_ptr() as u64, 0, 0];
+    let mut options = [0_u64; size_of::<te_engine_options>() / 8];
+    (options[0], options[2]) = (size_of::<te_engine_options>() as u64, c"127.0.0.1".as_ptr() as u64);
     let mut engine = std::ptr::null_mut();
     // SAFETY: the options have their size, and the texts end with a NUL.
     assert_eq!(unsafe { te_engine_create(options.as_ptr().cast(), &mut engine) }, TE_OK, "{}", last_error());
