@@ -188,8 +188,9 @@ static void nothing_is_left_of_a_store_that_was_closed(void) {
     int files = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
     for (int i = 0; i < 20; i++)
         texts_are_put_got_and_removed();
-    expect_entries(files, "/proc/self/fd");
-    expect_entries(threads, "/proc/self/task");
+    /* The server may not have closed its last connection when they were counted. */
+    expect_at_most_entries(files, "/proc/self/fd");
+    expect_at_most_entries(threads, "/proc/self/task");
 }
 
 static void use_in_child(void *parents) {
