@@ -12,7 +12,8 @@ enum { KEYS = 8, LENGTH = 1 << 16 };
 
 /* The server: one request a connection. */
 static struct {
-    int listener, port, silent;
+    int listener, port;
+    _Atomic int silent;
     char keys[KEYS][128], values[KEYS][LENGTH];
     pthread_mutex_t lock;
 } server = {.lock = PTHREAD_MUTEX_INITIALIZER};
