@@ -164,7 +164,7 @@ class Reader {
 
     template <class T>
     static bool convert(std::string_view text, JsonValue& value) {
-        T number;
+        T number{};
         auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
         if (error != std::errc() || end != text.data() + text.size()) return false;
         value.value = number;
