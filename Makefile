@@ -281,13 +281,11 @@ test-sanitize-rust:
 	else \
 		echo 'test-sanitize-rust: skipped, no nightly toolchain with rust-src here (rustup component add rust-src --toolchain nightly)'; \
 	fi
-# Without the C++ programs: their peers are processes of the same program, and what another process puts in order is not seen.
+# Without the C++ programs, which test-sanitize-cpp runs: what their peers, processes of the same program, put in order is not seen.
 sanitized-thread: setup-test stage
 	$(call test_sanitized_rust,thread,tsan)
-sanitized-address: setup-test setup-test-cpp stage
+sanitized-address: setup-test stage
 	$(call test_sanitized_rust,address,asan)
-	$(call test_sanitized_cpp,rust-address,$(STAGE)-address,address,\
-		-DSANITIZER_RUNTIME=$(nightly_sysroot)/lib/rustlib/$(nightly_target)/lib/librustc-nightly_rt.asan.a)
 
 # The machine boots in seconds where it can run guests, and in half a minute by emulation; the tests take some minutes.
 lab = scripts/rdma-lab --timeout 900 --devices rxe0,rxe1,rxe2,rxe3,siw0 --rw $(BUILD)
