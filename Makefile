@@ -247,13 +247,13 @@ test-sanitize-c: setup-test stage
 
 # The same with the C++ class and the programs that use it, both built with the sanitizers.
 define test_sanitized_cpp
-	cmake -S ctests/cpp -B $(BUILD)/cpp-$(1) -DCMAKE_PREFIX_PATH=$(2) -DSANITIZE=$(3) $(4)
+	cmake -S ctests/cpp -B $(BUILD)/cpp-$(1) -DCMAKE_PREFIX_PATH=$(STAGE) -DSANITIZE=$(2)
 	cmake --build $(BUILD)/cpp-$(1) --parallel 2
 	cd $(BUILD)/cpp-$(1) && $(ctest)
 endef
 test-sanitize-cpp: setup-test-cpp stage
-	$(call test_sanitized_cpp,address,$(STAGE),address$(comma)undefined)
-	$(call test_sanitized_cpp,thread,$(STAGE),thread)
+	$(call test_sanitized_cpp,address,address$(comma)undefined)
+	$(call test_sanitized_cpp,thread,thread)
 
 # The library and its tests as well, by a nightly rustc. Its runtime then takes the place of the C compiler's in the clients. The thread
 # sanitizer has to see all synchronization, so the standard library is built anew for it; crossbeam-epoch, whose fences it does not

@@ -96,20 +96,20 @@ impl Engine {
     /// Errors, with which nothing was begun: InvalidArgument for a pool of another engine or an unknown segment, NotSupportedTransport,
     /// InvalidHandle if the pool is closed, Canceled if it or the engine is being closed.
     pub fn put(&self, pool: &Arc<Pool>, items: &[Item], options: StagingOptions) -> Result<Finished> {
-        self.check_pool(pool)?;
-        let _call = pool.begin_call()?;
-        let mut run = Run::new(self, pool, Direction::Put, items, options)?;
-        pool.usage().puts.add(1);
-        run.run();
-        Ok(run.finish())
+        self.move_items(pool, Direction::Put, items, options)
     }
 
     /// Moves bytes of segments into the memory of the items; see [`Engine::put`].
     pub fn get(&self, pool: &Arc<Pool>, items: &[Item], options: StagingOptions) -> Result<Finished> {
+        self.move_items(pool, Direction::Get, items, options)
+    }
+
+    fn move_items(&self, pool: &Arc<Pool>, direction: Direction, items: &[Item], options: StagingOptions) -> Result<Finished> {
         self.check_pool(pool)?;
         let _call = pool.begin_call()?;
-        let mut run = Run::new(self, pool, Direction::Get, items, options)?;
-        pool.usage().gets.add(1);
+        let mut run = Run::new(self, pool, direction, items, options)?;
+        let usage = pool.usage();
+        if direction == Direction::Put { &usage.puts } else { &usage.gets }.add(1);
         run.run();
         Ok(run.finish())
     }
