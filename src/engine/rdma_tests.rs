@@ -1735,6 +1735,31 @@ fn each_raise_of_the_number_of_tries_takes_another_nic() {
 }
 
 #[test]
+fn requests_of_a_group_wait_for_their_queue_pair_behind_however_many_others() {
+    let fake = Fake::new(2);
+    // A little more than a slice, which is moved in one piece.
+    let length = (64 << 10) + 1024;
+    let bench = Bench::on(&fake, length);
+    completed(&bench.transfer(&[bench.request(Opcode::Write, 0, 64)])[0]);
+    let waits = |group: u64| {
+        let batch = bench.near.allocate_batch(400).unwrap();
+        let plain = bench.request(Opcode::Write, 0, length as u64);
+        let grouped = Request { hints: Hints::new(0, group), ..bench.request(Opcode::Write, 0, 64) };
+        let before = fake.get(0, "posted");
+        fake.set(-1, "hold", 1);
+        // The first queue pair is full of 256, and there is room in the second.
+        bench.near.submit(&batch, &[vec![plain; 300], vec![grouped; 20]].concat(), None, SubmitOptions::default()).unwrap();
+        let posted = fake.get(0, "posted") - before;
+        fake.set(-1, "hold", 0);
+        assert!(batch.wait(Some(Duration::from_secs(30))));
+        assert!([300, 320].contains(&posted), "{posted}");
+        posted == 300
+    };
+    let waiting = (1..=16).filter(|group| waits(*group)).count();
+    assert!((1..16).contains(&waiting), "{waiting} of 16 groups wait for the first queue pair");
+}
+
+#[test]
 fn requests_of_a_group_go_by_one_queue_pair_of_one_nic_in_their_order() {
     let fake = Fake::new(4);
     let bench = Bench::new(engine(&fake, &["fake0", "fake1"]), engine(&fake, &["fake2", "fake3"]), 1 << 20);

@@ -826,7 +826,7 @@ impl Locked<'_> {
                 && passed.len() < MOST_PASSED
                 && let Some(mut span) = endpoint.waiting.pop_front()
             {
-                if has_paths && !is_for_pair(&span) {
+                if !is_for_pair(&span) {
                     passed.push(span);
                     continue;
                 }
