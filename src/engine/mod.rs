@@ -834,7 +834,7 @@ impl Engine {
         }
         let arena = self.pools.lock().iter().find(|(other, _)| Arc::ptr_eq(other, pool)).map(|(_, arena)| arena.clone());
         let Some(arena) = arena else { return Ok(()) };
-        match self.registrar.unregister_owned(std::slice::from_ref(&arena), &transports) {
+        match self.registrar.give_back_references(std::slice::from_ref(&arena), &transports) {
             Ok(()) => self.pools.lock().retain(|(other, _)| !Arc::ptr_eq(other, pool)),
             Err(error) => {
                 if error.code() == Code::BatchBusy {

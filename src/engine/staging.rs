@@ -22,6 +22,7 @@
 //! Locks: none of its own, and none of others over a copy, a registration's use, a transfer or a wait. Memory that it takes grows with the number of
 //! items, not with their bytes.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -107,7 +108,8 @@ impl Engine {
     fn move_items(&self, pool: &Arc<Pool>, direction: Direction, items: &[Item], options: StagingOptions) -> Result<Finished> {
         self.check_pool(pool)?;
         let _call = pool.begin_call()?;
-        let mut run = Run::new(self, pool, direction, items, options)?;
+        let devices = self.devices_of(items.iter().map(|item| item.segment).collect())?;
+        let mut run = Run::new(self, pool, direction, items, options, devices);
         let usage = pool.usage();
         if direction == Direction::Put { &usage.puts } else { &usage.gets }.add(1);
         run.run();
@@ -126,14 +128,14 @@ impl Engine {
             Fallback::Register | Fallback::Fail => Some(Duration::ZERO),
         };
         // Before it waits for a lease.
-        self.devices_of(items.iter().map(|item| item.segment).collect())?;
+        let devices = self.devices_of(items.iter().map(|item| item.segment).collect())?;
         let held = Held { pool, lease: Some(pool.acquire(Direction::Get, bytes, limit)?), batch: None };
         let lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
         let parts = held.parts(&lengths)?;
         let place =
             |(item, local): (&LeasedItem, MemoryRange)| Item { local, segment: item.segment, remote_address: item.remote_address };
         let items: Vec<Item> = items.iter().zip(parts).map(place).collect();
-        let mut run = Run::new(self, pool, Direction::Get, &items, options)?;
+        let mut run = Run::new(self, pool, Direction::Get, &items, options, devices);
         let usage = pool.usage();
         usage.gets.add(1);
         usage.items_staged.add(items.len() as u64);
@@ -281,7 +283,7 @@ impl<'a> Registered<'a> {
     }
 
     fn can_become_free(&self, gaps: &[MemoryRange]) -> bool {
-        self.engine.registry.read(|view| gaps.iter().all(|gap| view.within(*gap).iter().all(is_passing)))
+        self.engine.registry.read(|view| gaps.iter().all(|gap| view.within(*gap).iter().all(|region| region.is_passing())))
     }
 
     fn register(&mut self, gaps: &[MemoryRange]) -> Result<()> {
@@ -305,7 +307,7 @@ impl<'a> Registered<'a> {
             return Ok(());
         }
         self.engine.registry.end_sharing(&self.own);
-        self.engine.registrar.unregister_owned(&regions, &self.engine.transports.read())
+        self.engine.registrar.give_back_references(&regions, &self.engine.transports.read())
     }
 }
 
@@ -370,21 +372,10 @@ impl<'a> Run<'a> {
         direction: Direction,
         items: &'a [Item],
         options: StagingOptions,
-    ) -> Result<Run<'a>> {
-        let devices = engine.devices_of(items.iter().map(|item| item.segment).collect())?;
+        devices: Vec<(u64, usize)>,
+    ) -> Run<'a> {
         let statuses = vec![None; items.len()];
-        Ok(Run {
-            engine,
-            pool,
-            direction,
-            items,
-            options,
-            devices,
-            statuses,
-            undone: Ok(()),
-            shared: Vec::new(),
-            is_disturbed: false,
-        })
+        Run { engine, pool, direction, items, options, devices, statuses, undone: Ok(()), shared: Vec::new(), is_disturbed: false }
     }
 
     fn finish(mut self) -> Finished {
@@ -400,7 +391,7 @@ impl<'a> Run<'a> {
         let end = self.options.deadline.map(|deadline| deadline.max(Instant::now() + DRAIN_LIMIT));
         let mut pause = SHORT_PAUSE;
         while let Some(region) = self.shared.last() {
-            if !is_passing(region) {
+            if !region.is_passing() {
                 self.shared.pop();
                 continue;
             }
@@ -445,7 +436,7 @@ impl<'a> Run<'a> {
     /// The way of each item.
     fn ways(&self) -> Vec<Way> {
         let (asked, largest) = (self.options.preference, self.pool.largest_lease());
-        let driver = Driver::find();
+        let driver = LazyCell::new(Driver::find);
         let registered: Vec<bool> =
             self.engine.registry.read(|view| self.items.iter().map(|item| view.is_registered(item.local)).collect());
         let way = |(item, is_registered): (&Item, bool)| {
@@ -675,7 +666,7 @@ impl<'a> Run<'a> {
     fn give_back(&mut self, registered: &mut Registered<'a>) {
         let undone = registered.unregister();
         self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
-        self.shared.extend(registered.own.drain(..).filter(is_passing));
+        self.shared.extend(registered.own.drain(..).filter(|region| region.is_passing()));
     }
 
     /// Lands a flight, copies out what it has got, and ends its lease.
@@ -728,11 +719,6 @@ impl<'a> Run<'a> {
     fn is_out_of_time(&self) -> bool {
         self.options.deadline.is_some_and(|end| Instant::now() >= end)
     }
-}
-
-/// Whether it is registered now, but not for good.
-fn is_passing(region: &Arc<Region>) -> bool {
-    region.is_live() || region.is_changing()
 }
 
 fn out_of_time(what: &str) -> Error {

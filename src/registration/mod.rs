@@ -299,8 +299,8 @@ impl Registrar {
     }
 
     /// Gives one reference of each region back, and unregisters those of which it was the last. Those that have been given back meanwhile
-    /// are left alone. The first error.
-    fn give_back_references(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
+    /// are left alone. The first error, as of [`Registrar::unregister`].
+    pub fn give_back_references(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
         let mut draining = Vec::new();
         for region in regions {
             match self.registry.start_drain_of(region) {
@@ -310,12 +310,6 @@ impl Registrar {
             }
         }
         self.drain_all(&draining, transports)
-    }
-
-    /// Gives a reference of each of these regions back, which are a pool's or those of puts and gets, and unregisters those of which it was the
-    /// last. The first error, as of [`Registrar::unregister`]; those that are not registered any more are none.
-    pub fn unregister_owned(&self, regions: &[Arc<Region>], transports: &[Arc<dyn Transport>]) -> Result<()> {
-        self.give_back_references(regions, transports)
     }
 
     /// See [`Registry::retain`].

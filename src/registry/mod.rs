@@ -306,10 +306,7 @@ fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
         State::Live if region.owner == Owner::Call => {
             Error::new(Code::AddressNotRegistered, format!("cannot unregister {range}: {IN_A_CALL}"))
         }
-        State::Live | State::DrainGivenUp => Error::new(
-            Code::InvalidArgument,
-            format!("cannot unregister {range}: it is the arena of a pool, which is unregistered by closing that"),
-        ),
+        State::Live | State::DrainGivenUp => Error::new(Code::InvalidArgument, format!("cannot unregister {range}: {AN_ARENA}")),
         _ => Error::quiet(
             Code::AddressNotRegistered,
             format!("cannot unregister {range}: its registration has not ended; wait for that call to return"),
@@ -641,20 +638,22 @@ struct Collision {
 const QUARANTINED: &str = "it is quarantined: undoing an earlier registration or removal failed, so a device may still reach its \
                            memory; it stays blocked until the engine is destroyed";
 
+const AN_ARENA: &str = "it is the arena of a pool, which is unregistered by closing that";
+
 const IN_A_CALL: &str = "a put or get registered it for as long as it moves these bytes, and unregisters it by itself; wait for that call to \
                          return, or register the memory before it";
 
 impl Collision {
     /// Whether whoever asks waits until it is over: a put or get, of which several may be about to register the same memory.
     fn is_waited_for(&self, options: &RegionOptions) -> bool {
-        options.owner == Owner::Call && matches!(self.state, State::Reserved | State::Live | State::Draining)
+        options.owner == Owner::Call && self.state.is_passing()
     }
 
     fn explain(&self, options: &RegionOptions) -> String {
         let what = match self.state {
             State::Reserved => "another call is registering it; wait for that call to return",
             State::Live if self.owner == Owner::Call => IN_A_CALL,
-            State::Live if self.owner == Owner::Pool => "it is the arena of a pool, which is unregistered by closing that",
+            State::Live if self.owner == Owner::Pool => AN_ARENA,
             State::Live if self.is_same && options.counted => {
                 "it is registered with another location or access, or without counted references; unregister it first"
             }

@@ -46,6 +46,11 @@ impl State {
         use State::*;
         [Reserved, Live, Draining, DrainGivenUp, Quarantined, Gone][usize::from(number)]
     }
+
+    /// It becomes live or goes without anything being done about it, where a put or get has it.
+    pub(super) fn is_passing(self) -> bool {
+        matches!(self, State::Reserved | State::Live | State::Draining)
+    }
 }
 
 /// What is kept beside a region.
@@ -112,6 +117,11 @@ impl Region {
     /// Who unregisters it.
     pub fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// Whether a put or get may wait for it to become live or go.
+    pub fn is_passing(&self) -> bool {
+        self.state().is_passing()
     }
 
     /// Whether somebody is registering or unregistering it, and will have done so some time.
