@@ -16,8 +16,8 @@ using namespace transfer_engine_cxx;
 
 class __attribute__((visibility("hidden"))) TransferEngine::ScatterTransferOperation::State {
    public:
-    State(std::shared_ptr<Core> core, const std::vector<ScatterTransferRange>& ranges) : core_(std::move(core)) {
-        if (core_) core_->operation_begins();
+    // Once the inner constructor has returned, the destructor cleans up after what throws here.
+    State(std::shared_ptr<Core> core, const std::vector<ScatterTransferRange>& ranges) : State(std::move(core)) {
         size_t fragments = 0;
         for (const ScatterTransferRange& range : ranges) fragments += range.lengths.size();
         te_status created = te_batch_create(engine(), fragments, &batch_);
@@ -49,6 +49,10 @@ class __attribute__((visibility("hidden"))) TransferEngine::ScatterTransferOpera
     }
 
    private:
+    explicit State(std::shared_ptr<Core> core) : core_(std::move(core)) {
+        if (core_) core_->operation_begins();
+    }
+
     static constexpr std::chrono::milliseconds kPause{1};
 
     // A fragment that was started. Its place in `started_` is the number of its request.
@@ -82,6 +86,9 @@ class __attribute__((visibility("hidden"))) TransferEngine::ScatterTransferOpera
             fragments.push_back({range_number, i});
         }
         if (requests.empty()) return;
+        // Nothing may throw between the start of a request and the note of it.
+        running_.reserve(running_.size() + fragments.size());
+        started_.reserve(started_.size() + fragments.size());
         te_status started = te_batch_submit(engine(), batch_, requests.data(), sizeof requests[0], requests.size(), nullptr);
         if (started != 0) {
             Status status = failure(started);

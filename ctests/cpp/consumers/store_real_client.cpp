@@ -3,6 +3,7 @@
 #include <transfer_engine.h>
 
 #include <optional>
+#include <stdexcept>
 
 #include "check.hpp"
 #include "processes.hpp"
@@ -90,6 +91,42 @@ static void a_failed_fragment_ends_the_wait() {
     SUCCEEDS(engine.unregisterLocalMemory(memory.data()));
 }
 
+// The exception is the caller's; what was started before it is over then, and the engine is not held any more.
+static void a_callback_that_cannot_be_copied_leaves_nothing_under_way() {
+    struct Callback {
+        bool* refuses;
+        explicit Callback(bool* refuses) : refuses(refuses) {}
+        Callback(const Callback& other) : refuses(other.refuses) {
+            if (*refuses) throw std::runtime_error("not to be copied");
+        }
+        void operator()(std::size_t, const Status&) const {}
+    };
+    TransferEngine engine, other;
+    processes::start(engine);
+    processes::start(other);
+    processes::Memory memory(8192);
+    SUCCEEDS(engine.registerLocalMemory(memory.data(), memory.size()));
+    const std::string name = engine.getLocalIpAndPort();
+    const std::vector<std::size_t> offsets{0}, lengths{4096};
+    TransferEngine::ScatterTransferRange range{.opcode = TransferRequest::WRITE, .remote_segment = name,
+                                               .remote_base_offset = reinterpret_cast<std::uintptr_t>(memory.data()) + 4096,
+                                               .remote_size = 4096, .local_buffer = memory.data(), .local_capacity = 4096,
+                                               .local_offsets = offsets, .remote_offsets = offsets, .lengths = lengths,
+                                               .on_fragment_complete = nullptr};
+    bool refuses = false, is_thrown = false;
+    std::vector<TransferEngine::ScatterTransferRange> ranges(2, range);
+    ranges[1].on_fragment_complete = Callback(&refuses);
+    refuses = true;
+    try {
+        engine.transferScatter(ranges);
+    } catch (const std::runtime_error&) {
+        is_thrown = true;
+    }
+    REQUIRE(is_thrown);
+    SUCCEEDS(engine.freeEngine());
+    EXPECT((SegmentHandle)-1, other.openSegment(name));
+}
+
 // A peer that does not answer: the wait comes back at its time, as often as it is called, and goes on once there is an answer. Over TCP,
 // since a NIC answers for a process that has been stopped.
 static void a_wait_without_an_end_comes_back_in_time() {
@@ -171,6 +208,7 @@ int main(int argc, char** argv) {
     return processes::run(argc, argv, [] {
         scattered_ranges_are_awaited_in_slices_of_time();
         a_failed_fragment_ends_the_wait();
+        a_callback_that_cannot_be_copied_leaves_nothing_under_way();
         if (processes::protocol() == "tcp") a_wait_without_an_end_comes_back_in_time();
         parts_of_a_buffer_are_described();
         names_of_hosts_are_taken_apart_and_put_together();
