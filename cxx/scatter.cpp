@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "core.h"
 #include "engine_state.h"
@@ -140,7 +141,14 @@ class __attribute__((visibility("hidden"))) TransferEngine::ScatterTransferOpera
     void collect() {
         te_batch_status batch{};
         batch.struct_size = sizeof batch;
-        if (running_.empty() || te_batch_poll(engine(), batch_, &batch) != 0 || batch.finished == collected_) return;
+        if (running_.empty()) return;
+        // An engine that the end of the process has shut down, or of the process that this one was forked from, answers no more.
+        if (te_status told = te_batch_poll(engine(), batch_, &batch); told != 0) {
+            const Status status = failure(told);
+            for (size_t task : std::exchange(running_, {})) end(started_[task], status);
+            return;
+        }
+        if (batch.finished == collected_) return;
         auto still_running = running_.begin();
         for (size_t task : running_) {
             te_transfer_result result{};

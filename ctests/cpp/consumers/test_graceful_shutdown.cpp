@@ -4,6 +4,8 @@
 #include <poll.h>
 #include <sys/wait.h>
 
+#include <optional>
+
 #include "check.hpp"
 #include "processes.hpp"
 
@@ -49,9 +51,31 @@ static void the_end_of_the_process_shuts_the_engine_down() {
     REQUIRE(!is_found(server.url()));
 }
 
+// Objects with static storage go after the engine has been shut down: an operation that asks for ever keeps the process.
+static void an_operation_that_nobody_waited_for_does_not_keep_the_process_from_ending() {
+    static std::optional<TransferEngine::ScatterTransferOperation> operation;
+    static processes::Memory memory(8192);
+    static const std::vector<std::size_t> offsets{0}, lengths{4096};
+    TransferEngine engine;
+    processes::start(engine);
+    SUCCEEDS(engine.registerLocalMemory(memory.data(), memory.size()));
+    engine.enableGracefulShutdown();
+    operation.emplace(engine.submitScatter({{.opcode = TransferRequest::WRITE,
+                                             .remote_segment = engine.getLocalIpAndPort(),
+                                             .remote_base_offset = reinterpret_cast<std::uintptr_t>(memory.data()) + 4096,
+                                             .remote_size = 4096,
+                                             .local_buffer = memory.data(),
+                                             .local_capacity = 4096,
+                                             .local_offsets = offsets,
+                                             .remote_offsets = offsets,
+                                             .lengths = lengths,
+                                             .on_fragment_complete = nullptr}}));
+}
+
 int main(int argc, char** argv) {
     return processes::run(argc, argv, [] {
         a_signal_shuts_the_engine_down();
         the_end_of_the_process_shuts_the_engine_down();
+        an_operation_that_nobody_waited_for_does_not_keep_the_process_from_ending();
     }, serve_until_a_signal);
 }
