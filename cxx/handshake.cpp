@@ -29,9 +29,11 @@ class Socket {
     int fd_;
 };
 
-void limit_receiving(int fd, int seconds) {
+// How long one read or write may move nothing.
+void limit_waiting(int fd, int seconds) {
     timeval limit = {seconds, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
 bool connect(int fd, const addrinfo& address) {
@@ -60,7 +62,7 @@ int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, 
     for (const addrinfo* address = found; address; address = address->ai_next) {
         Socket connection(socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, address->ai_protocol));
         if (connection.fd() < 0 || !connect(connection.fd(), *address)) continue;
-        limit_receiving(connection.fd(), 60);
+        limit_waiting(connection.fd(), 60);
         if (writeString(connection.fd(), type, request) != 0) continue;
         auto [reply_type, text] = readString(connection.fd());
         if (reply_type != type) continue;
@@ -95,17 +97,33 @@ HandshakeServer::HandshakeServer(int listener, Answer answer)
     : listener_(listener), answer_(std::move(answer)), thread_([this] { serve(); }) {}
 
 HandshakeServer::~HandshakeServer() {
-    stopping_ = true;
-    shutdown(listener_, SHUT_RDWR);  // ends accept()
+    {
+        std::lock_guard guard(lock_);
+        stopping_ = true;
+        shutdown(listener_, SHUT_RDWR);  // ends accept()
+        // A peer that neither reads nor writes is not waited for.
+        if (connection_ >= 0) shutdown(connection_, SHUT_RDWR);
+    }
     thread_.join();
     close(listener_);
 }
 
 void HandshakeServer::serve() {
-    while (!stopping_) {
+    auto is_stopped_with = [this](int connection) {
+        std::lock_guard guard(lock_);
+        connection_ = connection;
+        return stopping_;
+    };
+    for (;;) {
         Socket connection(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+        if (is_stopped_with(connection.fd())) return;
         if (connection.fd() >= 0) {
-            serve(connection.fd());
+            try {
+                serve(connection.fd());
+            } catch (...) {
+                // Of the program's function, or for want of memory: this peer is refused, others are not.
+            }
+            if (is_stopped_with(-1)) return;
         } else {
             poll(nullptr, 0, 10);  // the process has no descriptor left, perhaps for a while
         }
@@ -113,7 +131,7 @@ void HandshakeServer::serve() {
 }
 
 void HandshakeServer::serve(int connection) {
-    limit_receiving(connection, 5);
+    limit_waiting(connection, 5);
     auto [type, request] = readString(connection);
     if (type == HandShakeRequestType::Invalid) return;
     std::optional<std::string> reply = answer_(type, request);

@@ -1,8 +1,8 @@
 // The handshake channel without an engine: one request and one reply a connection.
 #pragma once
 
-#include <atomic>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -17,7 +17,7 @@ int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, 
 // Answers requests, one after the other, on a thread of its own, until it is destroyed.
 class HandshakeServer {
    public:
-    // Gives the reply; nothing closes the connection without one.
+    // Gives the reply; nothing, or an exception, closes the connection without one.
     using Answer = std::function<std::optional<std::string>(HandShakeRequestType, const std::string&)>;
 
     // Listens on `sockfd`, which is bound and becomes the server's, or on `port` if that is -1. Null on failure.
@@ -32,7 +32,9 @@ class HandshakeServer {
 
     const int listener_;
     const Answer answer_;
-    std::atomic<bool> stopping_{false};
+    std::mutex lock_;  // around what follows
+    bool stopping_ = false;
+    int connection_ = -1;  // the one that is served, or -1
     std::thread thread_;
 };
 

@@ -3,10 +3,13 @@
 #include <transfer_metadata.h>
 #include <transfer_metadata_plugin.h>
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "check.hpp"
@@ -175,6 +178,47 @@ static void handshakes_are_answered_on_a_socket_that_is_handed_over() {
     REQUIRE(other.sendHandshake("nobody:6", question, answer) != 0);
 }
 
+// A socket that has sent the request to that port.
+static int ask(std::uint16_t port, HandShakeRequestType type) {
+    const int asking = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(connect(asking, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    SUCCEEDS(writeString(asking, type, "{}"));
+    return asking;
+}
+
+// Without an end to the connection its destructor would wait for the peer for ever.
+static void a_peer_that_does_not_read_its_reply_does_not_keep_the_client_from_ending() {
+    auto mine = std::make_unique<TransferMetadata>(P2PHANDSHAKE);
+    auto description = describe("node:7");
+    description->buffers.assign(200000, description->buffers[0]);  // more than fits between two sockets
+    SUCCEEDS(mine->addLocalSegment(LOCAL_SEGMENT_ID, "node:7", std::move(description)));
+    int listener = -1;
+    const std::uint16_t port = findAvailableTcpPort(listener);
+    SUCCEEDS(mine->startHandshakeDaemon(nullptr, port, listener));
+    const int asking = ask(port, HandShakeRequestType::Metadata);
+    char first;
+    EXPECT(1, recv(asking, &first, 1, MSG_PEEK));
+    mine.reset();
+    close(asking);
+}
+
+static void a_function_that_throws_refuses_the_handshake() {
+    TransferMetadata mine(P2PHANDSHAKE), other(P2PHANDSHAKE);
+    int listener = -1;
+    const std::uint16_t port = findAvailableTcpPort(listener);
+    SUCCEEDS(mine.startHandshakeDaemon(
+        [](const TransferMetadata::HandShakeDesc&, TransferMetadata::HandShakeDesc&) -> int { throw std::runtime_error("no"); }, port,
+        listener));
+    const std::string name = "127.0.0.1:" + std::to_string(port);
+    TransferMetadata::HandShakeDesc question, answer;
+    REQUIRE(other.sendHandshake(name, question, answer) != 0);
+    SUCCEEDS(other.sendProbe(name));
+}
+
 static void frames_are_written_and_read() {
     int pair[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
@@ -216,6 +260,8 @@ int main(int argc, char** argv) {
         descriptors_are_refreshed_where_that_is_configured();
         addresses_go_through_a_server();
         handshakes_are_answered_on_a_socket_that_is_handed_over();
+        a_peer_that_does_not_read_its_reply_does_not_keep_the_client_from_ending();
+        a_function_that_throws_refuses_the_handshake();
         frames_are_written_and_read();
         ports_that_are_found_are_free_and_held();
     }, processes::serve);
