@@ -1,6 +1,7 @@
-// Descriptors that are known here have numbers: 0 is this client's own, others from 1 on. A descriptor is not changed once it is here;
-// another takes its place. Locks: `lock_`, around what is known, and never while a server or a peer is asked; `server_lock_`, around
-// starting the server. Handshakes are answered on the thread of the server, without a lock while the program's function runs.
+// Descriptors that are known here have numbers: 0 is this client's own, others from 1 on. They have names without leading '/', one or
+// more. A descriptor is not changed once it is here; another takes its place. Locks: `lock_`, around what is known, and never while a
+// server or a peer is asked; `server_lock_`, around starting the server. Handshakes are answered on the thread of the server, without a
+// lock while the program's function runs.
 
 #include "client_metadata.h"
 
@@ -50,7 +51,8 @@ class ClientMetadata final : public TransferMetadata::Source {
         if (refresher_.joinable()) refresher_.join();
     }
 
-    std::shared_ptr<SegmentDesc> by_name(const std::string& name, bool force_update) override {
+    std::shared_ptr<SegmentDesc> by_name(const std::string& given, bool force_update) override {
+        const std::string name = without_slashes(given);
         {
             std::lock_guard guard(lock_);
             auto known = ids_.find(name);
@@ -81,13 +83,14 @@ class ClientMetadata final : public TransferMetadata::Source {
 
     std::shared_ptr<SegmentDesc> fetch(const std::string& name) override {
         if (store_) return read_descriptor(store_->get(segment_key(name)).value_or(""));
-        auto [host, port] = parseHostNameWithPort(name);
+        auto [host, port] = parseHostNameWithPort(without_slashes(name));
         std::string reply;
         if (exchange(host, port, HandShakeRequestType::Metadata, "{}", reply) != 0) return nullptr;
         return read_descriptor(reply);
     }
 
-    SegmentID id(const std::string& name) override {
+    SegmentID id(const std::string& given) override {
+        const std::string name = without_slashes(given);
         {
             std::lock_guard guard(lock_);
             auto known = ids_.find(name);
@@ -97,7 +100,8 @@ class ClientMetadata final : public TransferMetadata::Source {
         return descriptor ? keep(name, descriptor) : static_cast<SegmentID>(-1);
     }
 
-    int sync(const std::string& name) override {
+    int sync(const std::string& given) override {
+        const std::string name = without_slashes(given);
         std::vector<SegmentID> ids;
         {
             std::lock_guard guard(lock_);
@@ -115,8 +119,10 @@ class ClientMetadata final : public TransferMetadata::Source {
         std::lock_guard guard(lock_);
         auto known = ids_.find(bare);
         if (known == ids_.end()) return 0;
-        segments_.erase(known->second);
+        const SegmentID id = known->second;
         ids_.erase(known);
+        // A descriptor goes with the last of its names.
+        if (std::ranges::none_of(ids_, [id](const auto& other) { return other.second == id; })) segments_.erase(id);
         return 0;
     }
 
@@ -136,7 +142,7 @@ class ClientMetadata final : public TransferMetadata::Source {
         std::lock_guard guard(lock_);
         // A copy of the pointer: callers go on using theirs.
         segments_[id] = descriptor;
-        ids_[name] = id;
+        ids_[without_slashes(name)] = id;
         next_id_ = std::max(next_id_, id + 1);
         return 0;
     }

@@ -219,6 +219,26 @@ static void a_function_that_throws_refuses_the_handshake() {
     SUCCEEDS(other.sendProbe(name));
 }
 
+static void a_segment_may_have_several_names() {
+    TransferMetadata mine(P2PHANDSHAKE);
+    SUCCEEDS(mine.addLocalSegment(5, "first", describe("first")));
+    SUCCEEDS(mine.addLocalSegment(5, "second", describe("second")));
+    SUCCEEDS(mine.removeLocalSegment("first"));
+    REQUIRE(mine.getSegmentDescByName("second") != nullptr);
+    REQUIRE(mine.getSegmentDescByID(5) != nullptr);
+    SUCCEEDS(mine.removeLocalSegment("second"));
+    REQUIRE(mine.getSegmentDescByID(5) == nullptr);
+}
+
+static void slashes_before_a_name_are_no_part_of_it() {
+    TransferMetadata mine(P2PHANDSHAKE);
+    SUCCEEDS(mine.addLocalSegment(6, "/node:8", describe("node:8")));
+    EXPECT(6u, mine.getSegmentID("node:8"));
+    EXPECT(6u, mine.getSegmentID("//node:8"));
+    SUCCEEDS(mine.removeSegmentDesc("/node:8"));
+    REQUIRE(mine.getSegmentDescByID(6) == nullptr);
+}
+
 static void frames_are_written_and_read() {
     int pair[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
@@ -262,6 +282,8 @@ int main(int argc, char** argv) {
         handshakes_are_answered_on_a_socket_that_is_handed_over();
         a_peer_that_does_not_read_its_reply_does_not_keep_the_client_from_ending();
         a_function_that_throws_refuses_the_handshake();
+        a_segment_may_have_several_names();
+        slashes_before_a_name_are_no_part_of_it();
         frames_are_written_and_read();
         ports_that_are_found_are_free_and_held();
     }, processes::serve);
