@@ -130,7 +130,10 @@ SegmentHandle TransferEngine::openSegment(const std::string& segment_name) {
 // The engine finds a segment again by itself when its peer has changed: there is nothing that a program had to do about it.
 Status TransferEngine::CheckSegmentStatus(SegmentID) { return Status::OK(); }
 
-int TransferEngine::closeSegment(SegmentHandle segment_id) { return te_close_segment(state_->engine, segment_id); }
+// The function of transfer_engine_c.h, since a segment that has been removed is closed as well as any, as upstream has it.
+int TransferEngine::closeSegment(SegmentHandle segment_id) {
+    return ::closeSegment(state_->engine, static_cast<segment_id_t>(segment_id));
+}
 
 int TransferEngine::removeLocalSegment(const std::string& segment_name) {
     return state_->metadata ? state_->metadata->removeSegmentDesc(segment_name) : ERR_INVALID_ARGUMENT;

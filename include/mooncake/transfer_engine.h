@@ -135,6 +135,7 @@ class TRANSFER_ENGINE_CXX_API TransferEngine {
     // All ones, that is (SegmentHandle)-1, on failure.
     SegmentHandle openSegment(const std::string& segment_name);
     Status CheckSegmentStatus(SegmentID segment_id);
+    // Does nothing; 0 also for a segment that has been removed. The number of one that has not stays valid.
     int closeSegment(SegmentHandle segment_id);
     // Forgets what is known here of the segment of that name, whichever process it is of.
     int removeLocalSegment(const std::string& segment_name);

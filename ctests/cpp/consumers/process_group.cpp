@@ -54,6 +54,7 @@ static void a_link_is_made_used_and_dropped() {
     // Dropped by name, and opened again: another number, of the same peer.
     SUCCEEDS(engine.closeSegment(segment));
     SUCCEEDS(engine.removeLocalSegment(peer.name()));
+    SUCCEEDS(engine.closeSegment(segment));  // also when it is gone
     SegmentHandle again = engine.openSegment(peer.name());
     REQUIRE(again != segment && again != (SegmentHandle)-1);
     REQUIRE(engine.probePeerAliveByID(segment) == PeerLiveness::Unreachable);
