@@ -262,7 +262,7 @@ test-sanitize-cpp: setup-test-cpp stage
 nightly_sysroot = $(shell rustc +nightly --print sysroot 2>/dev/null)
 nightly_target = $(shell rustc +nightly --print host-tuple 2>/dev/null)
 sanitized_cargo = MC_LOG_LEVEL=ERROR CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/$(1) CARGO_PROFILE_DEV_OPT_LEVEL=1 RUSTFLAGS=-Zsanitizer=$(1) \
-	TSAN_OPTIONS='die_after_fork=0 suppressions=$(CURDIR)/tests/thread-sanitizer-suppressions.txt' \
+	TSAN_OPTIONS='die_after_fork=0 halt_on_error=1 suppressions=$(CURDIR)/tests/thread-sanitizer-suppressions.txt' \
 	$(CARGO) +nightly $(2) --locked --target $(nightly_target) $(if $(filter thread,$(1)),-Zbuild-std)
 define test_sanitized_rust
 	$(call sanitized_cargo,$(1),test) --lib --test stress -- --skip sys::signals

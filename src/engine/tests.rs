@@ -618,22 +618,23 @@ fn requests_of_a_group_keep_to_one_connection_and_their_order() {
     let (target, initiator) = (engine(&config), engine(&config));
     // Each is more than what makes others take a further connection.
     let (count, size) = (20, 200 << 10);
-    let (theirs, ours) = (Memory(vec![0; size]), Memory::new(count * size));
-    target.register(theirs.range(0, size), &options()).unwrap();
+    let (theirs, ours) = (Memory(vec![0; count * size]), Memory::new(count * size));
+    target.register(theirs.range(0, count * size), &options()).unwrap();
     let segment = initiator.open_segment(&target.name()).unwrap();
-    let requests = |group: u64| -> Vec<Request> {
-        let hints = Hints::new(0, group);
-        (0..count).map(|i| Request { hints, ..write(ours.range(i * size, size), segment, theirs.address()) }).collect()
+    let requests = |group: u64, distance: usize| -> Vec<Request> {
+        let to = |i: usize| theirs.address() + (i * distance) as u64;
+        (0..count).map(|i| Request { hints: Hints::new(0, group), ..write(ours.range(i * size, size), segment, to(i)) }).collect()
     };
     let batch = initiator.allocate_batch(2 * count).unwrap();
-    for half in requests(7).chunks(count / 2) {
+    for half in requests(7, 0).chunks(count / 2) {
         initiator.submit(&batch, half, None, SubmitOptions::default()).unwrap();
     }
     assert!(batch.wait(Some(Duration::from_secs(60))));
     assert_eq!(batch.status().state, State::Completed);
     assert_eq!(initiator.counters().connections_opened.get(), 1);
-    assert!(theirs.0 == ours.0[(count - 1) * size..], "the last one submitted is the last one that was written");
-    initiator.submit(&batch, &requests(0), None, SubmitOptions::default()).unwrap();
+    assert!(theirs.0[..size] == ours.0[(count - 1) * size..], "the last one submitted is the last one that was written");
+    // Nothing orders these, so each has its own place to go to.
+    initiator.submit(&batch, &requests(0, size), None, SubmitOptions::default()).unwrap();
     assert!(batch.wait(Some(Duration::from_secs(60))));
     assert!(initiator.counters().connections_opened.get() > 1, "others take as many as there may be");
 }
