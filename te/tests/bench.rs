@@ -236,19 +236,27 @@ fn run_pool(arguments: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn pool_puts_in_every_way_and_staging_registers_nothing() {
+fn pool_puts_and_gets_in_every_way_and_staging_registers_nothing() {
     let is_without_rings = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|text| text.trim() != "0");
-    let ways: [(&[&str], Vec<u64>); 2] = [(&["--pin", "io_uring", "--counts", "1,2"], vec![1, 2]), (&[], vec![0])];
-    for (arguments, devices) in ways.into_iter().skip(usize::from(is_without_rings)) {
+    let ways: [(&[&str], Vec<u64>); 4] = [
+        (&["--pin", "io_uring", "--counts", "1,2"], vec![1, 2]),
+        (&["--pin", "io_uring", "--counts", "1,2", "--operation", "get"], vec![1, 2]),
+        (&[], vec![0]),
+        (&["--operation", "get"], vec![0]),
+    ];
+    for (arguments, devices) in ways.into_iter().skip(if is_without_rings { 2 } else { 0 }) {
         let table = text(run_pool(arguments));
         let lines = table.lines().filter(|line| line.starts_with("   4K ") || line.starts_with(" 100K "));
         let lines: Vec<_> = lines.filter(|line| line.matches("..").count() == 2).collect();
         assert_eq!(lines.len(), 2 * 2 * devices.len(), "{table}");
         assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
+        let operation = if arguments.contains(&"get") { "get" } else { "put" };
+        assert!(table.contains(&format!("Time to {operation} keys")), "{table}");
 
         let report: Value = serde_json::from_slice(&run_pool(&[arguments, &["--json"]].concat())).unwrap();
         let rows = report["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 2 * 2 * devices.len());
+        assert_eq!(report["settings"]["operation"], operation);
         for row in rows {
             ["speed_up", "auto_to_better"].iter().for_each(|figure| assert_is_spread(&row[figure]));
             let of_way = |way: &str| {

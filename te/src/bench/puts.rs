@@ -1,10 +1,13 @@
-//! What `te bench pool` measures: puts of one engine into the memory of another in this process, in each way that there is.
+//! What `te bench pool` measures: puts of one engine into the memory of another in this process, or gets from there, in each way that
+//! there is.
 
 use std::error::Error;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use serde::Serialize;
 use transfer_engine::config::Config;
 use transfer_engine::engine::staging::{Item, StagingOptions};
@@ -24,7 +27,26 @@ use super::{TransportArguments, bare_engine, fill, memory_options};
 use crate::output;
 use crate::system::Arena;
 
-/// A way to put.
+/// A direction, seen from the engine that has the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// To the other engine.
+    Put,
+    /// From the other engine.
+    Get,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Operation::Put => "put",
+            Operation::Get => "get",
+        })
+    }
+}
+
+/// A way to put or get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
@@ -41,7 +63,7 @@ pub enum Way {
 /// All ways, in the order of figures.
 pub const WAYS: [Way; 4] = [Way::Baseline, Way::Direct, Way::Staged, Way::Auto];
 
-/// What one put moves: so many keys of the same size.
+/// What one put or get moves: so many keys of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Package {
     /// Bytes of a key.
@@ -64,51 +86,56 @@ impl Package {
         self.size.next_multiple_of(PAGE) + PAGE
     }
 
-    fn source_bytes(&self) -> usize {
+    fn local_bytes(&self) -> usize {
         self.stride() * self.keys
     }
 }
 
-/// Where payloads come from, and where they go.
+/// Payloads here, and their places in the memory of the other engine.
 pub struct Memory {
-    source: Arena,
-    target: Arena,
+    local: Arena,
+    remote: Arena,
 }
 
 impl Memory {
-    /// Room for each of the packages, with all pages of the source there: pages of 4 KiB, or large ones.
+    /// Room for each of the packages, with all pages there: pages of 4 KiB, or large ones for payloads.
     pub fn new(packages: &[Package], is_huge: bool) -> Result<Memory, Box<dyn Error>> {
         let most = |bytes: fn(&Package) -> usize| packages.iter().map(bytes).max().ok_or("nothing is to be measured");
         let map = |bytes| Arena::new(bytes).map_err(|error| format!("cannot map {}: {error}", output::bytes(bytes as u64)));
-        let source = map(most(Package::source_bytes)?)?;
-        let source = if is_huge { source.in_large_pages() } else { source };
-        let mut memory = Memory { source, target: map(most(Package::bytes)?)? };
-        fill(memory.source.bytes_mut(), 1);
+        let local = map(most(Package::local_bytes)?)?;
+        let local = if is_huge { local.in_large_pages() } else { local };
+        let mut memory = Memory { local, remote: map(most(Package::bytes)?)? };
+        fill(memory.local.bytes_mut(), 1);
+        fill(memory.remote.bytes_mut(), 2);
         Ok(memory)
     }
 
     /// The payload of a key.
     fn payload(&self, package: Package, key: usize) -> MemoryRange {
-        self.source.range(key * package.stride(), package.size)
+        self.local.range(key * package.stride(), package.size)
     }
 
-    fn target(&self) -> MemoryRange {
-        self.target.range(0, self.target.bytes().len())
+    fn remote(&self) -> MemoryRange {
+        self.remote.range(0, self.remote.bytes().len())
     }
 
-    fn clear_target(&mut self, package: Package) {
-        self.target.bytes_mut()[..package.bytes()].fill(0);
+    /// Clears what is to arrive.
+    fn clear(&mut self, package: Package, operation: Operation) {
+        match operation {
+            Operation::Put => self.remote.bytes_mut()[..package.bytes()].fill(0),
+            Operation::Get => self.local.bytes_mut()[..package.local_bytes()].fill(0),
+        }
     }
 
     /// An error if a byte has not arrived.
     fn compare(&self, package: Package, way: Way) -> Result<(), String> {
         let arrived = |key: &usize| {
             let (from, to) = (key * package.stride(), key * package.size);
-            self.source.bytes()[from..][..package.size] == self.target.bytes()[to..][..package.size]
+            self.local.bytes()[from..][..package.size] == self.remote.bytes()[to..][..package.size]
         };
         match (0..package.keys).find(|key| !arrived(key)) {
             None => Ok(()),
-            Some(key) => Err(format!("WRONG CONTENT: key {key} of {package:?}, way {way:?}, differs from what was put")),
+            Some(key) => Err(format!("WRONG CONTENT: key {key} of {package:?}, way {way:?}, has not arrived")),
         }
     }
 }
@@ -116,34 +143,35 @@ impl Memory {
 /// What one round of a way gave.
 #[derive(Clone, Copy, Default)]
 pub struct Sample {
-    /// Microseconds of a put, the median.
+    /// Microseconds of a put or get, the median.
     pub us: f64,
-    /// Regions that were registered, by put.
+    /// Regions that were registered, by put or get.
     pub registrations: f64,
 }
 
 /// Samples of all ways.
 pub type Round = [Sample; WAYS.len()];
 
-/// An engine with a pool, and the peer that it puts to.
+/// An engine with a pool, and the peer that it puts to or gets from.
 pub struct Subject {
     engine: Arc<Engine>,
     peer: Arc<Engine>,
     pool: Arc<Pool>,
     segment: u64,
-    target: u64,
+    remote: u64,
+    operation: Operation,
     workers: usize,
 }
 
 impl Subject {
-    /// With rings as devices; bytes are moved by a `memmove` on the thread that puts.
+    /// With rings as devices; bytes are moved by a `memmove` on the calling thread.
     pub fn with_rings(count: usize, memory: &Memory, pool_bytes: usize) -> Result<Subject, Box<dyn Error>> {
-        let targets = Arc::new(Registry::new());
+        let remote = Arc::new(Registry::new());
         let options = RegionOptions { location: "*".into(), remote_accessible: true, counted: false, owner: Owner::Program };
         let config = Config { force_tcp: false, ..Config::from_environment() };
-        Registrar::new(targets.clone(), Arc::default(), &config).register(memory.target(), &options, None, &[])?;
+        Registrar::new(remote.clone(), Arc::default(), &config).register(memory.remote(), &options, None, &[])?;
         let engine = bare_engine(config)?;
-        engine.install_own_transport(Arc::new(Rings::new(count, targets)?))?;
+        engine.install_own_transport(Arc::new(Rings::new(count, remote)?))?;
         Subject::new(engine, TransportArguments::tcp().create_engine()?, memory, pool_bytes)
     }
 
@@ -163,17 +191,23 @@ impl Subject {
             transport.create_engine_with(config)
         };
         let peer = create(far)?;
-        peer.register(memory.target(), &memory_options())?;
+        peer.register(memory.remote(), &memory_options())?;
         Subject::new(create(near)?, peer, memory, pool_bytes)
     }
 
     fn new(engine: Arc<Engine>, peer: Arc<Engine>, memory: &Memory, pool_bytes: usize) -> Result<Subject, Box<dyn Error>> {
         let segment = engine.open_segment(&peer.name())?;
         let pool = engine.create_pool(&PoolOptions { bytes: Some(pool_bytes as u64), ..PoolOptions::default() })?;
-        Ok(Subject { engine, peer, pool, segment, target: memory.target().address(), workers: 1 })
+        Ok(Subject { engine, peer, pool, segment, remote: memory.remote().address(), operation: Operation::Put, workers: 1 })
     }
 
-    /// From now on the keys of a put are divided among so many threads, each of which puts its own.
+    /// From now on keys go this way; until then they are put.
+    pub fn with_operation(mut self, operation: Operation) -> Subject {
+        self.operation = operation;
+        self
+    }
+
+    /// From now on the keys of a put or get are divided among so many threads, each of which moves its own.
     pub fn with_workers(mut self, workers: usize) -> Subject {
         self.workers = workers;
         self
@@ -184,13 +218,13 @@ impl Subject {
         self.pool.statistics().largest_lease
     }
 
-    /// Puts once in each way and compares what arrives, unless nothing does.
+    /// Moves all once in each way and compares what arrives, unless nothing does.
     pub fn check(&self, memory: &mut Memory, package: Package, moves_bytes: bool) -> Result<(), Box<dyn Error>> {
         for way in WAYS {
             if moves_bytes {
-                memory.clear_target(package);
+                memory.clear(package, self.operation);
             }
-            self.put(way, &self.requests(memory, package))?;
+            self.run(way, &self.requests(memory, package))?;
             if moves_bytes {
                 memory.compare(package, way)?;
             }
@@ -200,14 +234,14 @@ impl Subject {
 
     /// Lets the choice of the engine settle.
     pub fn warm_up(&self, memory: &Memory, package: Package) -> Result<(), Box<dyn Error>> {
-        const PUTS: u32 = 16;
+        const CALLS: u32 = 16;
         const LEAST: Duration = Duration::from_millis(50);
         let requests = self.requests(memory, package);
         let begin = Instant::now();
-        let mut puts = 0;
-        while puts < PUTS || begin.elapsed() < LEAST {
-            self.put(Way::Auto, &requests)?;
-            puts += 1;
+        let mut calls = 0;
+        while calls < CALLS || begin.elapsed() < LEAST {
+            self.run(Way::Auto, &requests)?;
+            calls += 1;
         }
         Ok(())
     }
@@ -233,7 +267,7 @@ impl Subject {
         Ok(samples)
     }
 
-    /// Puts again and again for so long, once at least.
+    /// Again and again for so long, once at least.
     fn measure(&self, way: Way, memory: &Memory, package: Package, limit: Duration) -> Result<Sample, Box<dyn Error>> {
         let requests = self.requests(memory, package);
         let registered = self.engine.counters().regions_registered.get();
@@ -241,7 +275,7 @@ impl Subject {
         let mut times = Vec::new();
         while times.is_empty() || begin.elapsed() < limit {
             let since = Instant::now();
-            self.put(way, &requests)?;
+            self.run(way, &requests)?;
             times.push(since.elapsed().as_secs_f64() * 1e6);
         }
         let registered = self.engine.counters().regions_registered.get() - registered;
@@ -249,29 +283,33 @@ impl Subject {
     }
 
     fn requests(&self, memory: &Memory, package: Package) -> Vec<Request> {
+        let opcode = match self.operation {
+            Operation::Put => Opcode::Write,
+            Operation::Get => Opcode::Read,
+        };
         let request = |key| Request {
-            opcode: Opcode::Write,
+            opcode,
             local: memory.payload(package, key),
             segment: self.segment,
-            remote_address: self.target + (key * package.size) as u64,
+            remote_address: self.remote + (key * package.size) as u64,
             hints: Default::default(),
         };
         (0..package.keys).map(request).collect()
     }
 
-    fn put(&self, way: Way, requests: &[Request]) -> Result<(), Box<dyn Error>> {
+    fn run(&self, way: Way, requests: &[Request]) -> Result<(), Box<dyn Error>> {
         let mut parts = requests.chunks(requests.len().div_ceil(self.workers));
         let own = parts.next().unwrap_or_default();
         std::thread::scope(|scope| {
-            let put = |part| self.put_part(way, part).map_err(|error| error.to_string());
-            let others: Vec<_> = parts.map(|part| scope.spawn(move || put(part))).collect();
-            let outcome = self.put_part(way, own);
+            let run = |part| self.run_part(way, part).map_err(|error| error.to_string());
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || run(part))).collect();
+            let outcome = self.run_part(way, own);
             let others = others.into_iter().map(|other| other.join().unwrap_or_else(|_| Err("a thread panicked".to_string())));
             outcome.and(others.collect::<Result<(), _>>().map_err(Into::into))
         })
     }
 
-    fn put_part(&self, way: Way, requests: &[Request]) -> Result<(), Box<dyn Error>> {
+    fn run_part(&self, way: Way, requests: &[Request]) -> Result<(), Box<dyn Error>> {
         match way {
             Way::Baseline => {
                 let ranges: Vec<_> = requests.iter().map(|request| request.local).collect();
@@ -282,18 +320,21 @@ impl Subject {
                 self.engine.unregister_batch(&addresses)?;
                 Ok(check_statuses(requests, &transferred?)?)
             }
-            Way::Direct => self.put_by_pool(Preference::Direct, requests),
-            Way::Staged => self.put_by_pool(Preference::Staged, requests),
-            Way::Auto => self.put_by_pool(Preference::Auto, requests),
+            Way::Direct => self.run_by_pool(Preference::Direct, requests),
+            Way::Staged => self.run_by_pool(Preference::Staged, requests),
+            Way::Auto => self.run_by_pool(Preference::Auto, requests),
         }
     }
 
-    fn put_by_pool(&self, preference: Preference, requests: &[Request]) -> Result<(), Box<dyn Error>> {
+    fn run_by_pool(&self, preference: Preference, requests: &[Request]) -> Result<(), Box<dyn Error>> {
         let item =
             |request: &Request| Item { local: request.local, segment: request.segment, remote_address: request.remote_address };
         let items: Vec<_> = requests.iter().map(item).collect();
         let options = StagingOptions { preference, ..StagingOptions::default() };
-        let finished = self.engine.put(&self.pool, &items, options)?;
+        let finished = match self.operation {
+            Operation::Put => self.engine.put(&self.pool, &items, options),
+            Operation::Get => self.engine.get(&self.pool, &items, options),
+        }?;
         finished.undone?;
         Ok(check_statuses(requests, &finished.statuses)?)
     }
@@ -320,12 +361,16 @@ mod tests {
         assert!(memory.compare(package, Way::Staged).unwrap_err().contains("key 0"));
         for key in 0..2 {
             let from = key * package.stride();
-            let payload = memory.source.bytes()[from..][..package.size].to_vec();
-            memory.target.bytes_mut()[key * package.size..][..package.size].copy_from_slice(&payload);
+            let payload = memory.local.bytes()[from..][..package.size].to_vec();
+            memory.remote.bytes_mut()[key * package.size..][..package.size].copy_from_slice(&payload);
         }
         assert!(memory.compare(package, Way::Staged).unwrap_err().contains("key 2"));
         assert_eq!(memory.compare(Package { keys: 2, ..package }, Way::Staged), Ok(()));
-        memory.clear_target(package);
+        memory.clear(package, Operation::Put);
         assert!(memory.compare(package, Way::Staged).is_err());
+        fill(memory.remote.bytes_mut(), 2);
+        memory.clear(package, Operation::Get);
+        assert!(memory.payload(package, 2).end() <= memory.local.range(0, package.local_bytes()).end());
+        assert!(memory.compare(package, Way::Staged).unwrap_err().contains("key 0"));
     }
 }
