@@ -1330,6 +1330,8 @@ typedef struct te_statistics {
     uint64_t registration_book_keeping_ns;
     /// Nanoseconds from the first to the last call of a device, added up over unregistrations.
     uint64_t deregistration_ns;
+    /// Parts of requests that were tried again, on another connection or NIC or with a fresh descriptor.
+    uint64_t retries;
 } te_statistics;
 
 /// What a NIC is doing.
@@ -1357,6 +1359,29 @@ te_status te_nic_loads(te_engine *engine,
                        size_t load_size,
                        size_t capacity,
                        size_t *count);
+
+/// All numbers of an engine in the text format of Prometheus, version 0.0.4: those of te_statistics, histograms of latencies, and
+/// what NICs and pools have done.
+///
+/// `text` receives a text that the caller frees with te_free_text. Waits while a transport is being installed.
+te_status te_metrics(te_engine *engine,
+                     char **text);
+
+/// Opens a unix socket at which te_metrics can be read, until the engine is destroyed: by
+/// `curl --unix-socket PATH http://te/metrics`, by a scraper, or by `te info --watch`. Nothing is opened without this call or
+/// TE_METRICS_DIRECTORY in the environment.
+///
+/// `path` is where; a socket that a dead process has left there is replaced. NULL:
+/// "transfer-engine-PID-NUMBER.sock", where `te info --watch PID` finds it, in TE_METRICS_DIRECTORY, or in
+/// "/tmp/transfer-engine-UID" if that is not set. Such a directory is made if need be, and must belong to this
+/// user, or root, and be writable to nobody else. An engine has one socket: a later call with another path moves it.
+///
+/// The socket has mode 0600; other users than this one and root are not answered. A thread of its own serves
+/// it, which sleeps between requests. In a child made by fork() it is not served. Errors: TE_ERR_INVALID_ARGUMENT
+/// for a path of more than 107 bytes or a directory that others may write to; TE_ERR_SOCKET if something is at
+/// the path, or it cannot be used; TE_ERR_LIMIT.
+te_status te_serve_metrics(te_engine *engine,
+                           const char *path);
 
 // ----------------------------------------------------------------------------------------------------
 // Metadata servers

@@ -50,6 +50,8 @@ pub struct Config {
     pub disable_metacache: bool,
     /// How often descriptors of peers are fetched anew in the background.
     pub metadata_refresh_interval: Option<Duration>,
+    /// `TE_METRICS_DIRECTORY`: where engines open the sockets at which their metrics can be read; none are opened without.
+    pub metrics_directory: Option<PathBuf>,
     /// Whether creating an engine installs TCP and nothing else.
     pub force_tcp: bool,
     /// `MC_SLICE_TIMEOUT`, when set: the deadline of transfers. Also decides whether the old C API shows TIMEOUT.
@@ -236,6 +238,7 @@ impl Config {
             redis: RedisConfig::default(),
             disable_metacache: false,
             metadata_refresh_interval: None,
+            metrics_directory: None,
             force_tcp: false,
             slice_timeout: None,
             parallel_registration: None,
@@ -1062,6 +1065,13 @@ pub static VARIABLES: &[Variable] = &[
         kind: Kind::Switch,
         help: "Transfers within the process go through the kernel, so that unmapped pages fail them instead of raising SIGSEGV.",
         effect: Some(|config, value| config.checked_local_copy = value.is_on()),
+        ..OURS
+    },
+    Variable {
+        name: "TE_METRICS_DIRECTORY",
+        kind: Kind::Path,
+        help: "Each engine opens a unix socket in this directory, which is made if need be, at which Prometheus and te info --watch can read what it does.",
+        effect: Some(|config, value| config.metrics_directory = value.text().map(PathBuf::from)),
         ..OURS
     },
     Variable {

@@ -2,6 +2,9 @@
  * the configuration; the ways of requests; and an engine that is shut down before it is destroyed. */
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -175,6 +178,47 @@ static void nics_have_loads_and_tcp_has_none(void) {
     OK(te_engine_destroy(engine));
 }
 
+/* What the socket answers, with its head, and NULs at its end. */
+static void read_metrics(const char *path, char *answer, size_t size) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const char request[] = "GET /metrics HTTP/1.0\r\n\r\n";
+    size_t length = 0;
+    ssize_t count;
+    int socket_ = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    CHECK(connect(socket_, (struct sockaddr *)&address, sizeof address) == 0);
+    CHECK(write(socket_, request, sizeof request - 1) == (ssize_t)sizeof request - 1);
+    memset(answer, 0, size);
+    while ((count = read(socket_, answer + length, size - 1 - length)) > 0)
+        length += (size_t)count;
+    close(socket_);
+}
+
+static void metrics_are_text_and_their_socket_goes_with_the_engine(void) {
+    static char answer[256 << 10];
+    char directory[] = "/tmp/te-metrics-XXXXXX", path[64], *text = NULL;
+    struct stat found;
+    te_engine *engine = create_engine();
+    CHECK(mkdtemp(directory) != NULL);
+    snprintf(path, sizeof path, "%s/socket", directory);
+    OK(te_metrics(engine, &text));
+    CHECK(strstr(text, "# TYPE transfer_engine_request_latency_seconds histogram\n") != NULL);
+    te_free_text(text);
+    REFUSED(te_metrics(engine, NULL));
+    CHECK(stat(path, &found) != 0);
+    OK(te_serve_metrics(engine, path));
+    CHECK(stat(path, &found) == 0 && S_ISSOCK(found.st_mode) && (found.st_mode & 0777) == 0600);
+    read_metrics(path, answer, sizeof answer);
+    CHECK(strncmp(answer, "HTTP/1.0 200 OK\r\n", 17) == 0);
+    CHECK(strstr(answer, "\ntransfer_engine_tasks_completed_total 0\n") != NULL);
+    te_engine *other = create_engine();
+    REFUSED(te_serve_metrics(other, path));
+    OK(te_engine_destroy(other));
+    OK(te_engine_destroy(engine));
+    CHECK(stat(path, &found) != 0);
+    CHECK(rmdir(directory) == 0);
+}
+
 static void requests_take_hints_and_those_of_older_programs_have_none(void) {
     enum { COUNT = 16, LENGTH = 128 << 10 };
     static char memory[COUNT * LENGTH];
@@ -260,6 +304,7 @@ int main(void) {
     memory_is_where_its_pages_are();
     the_configuration_is_read_at_each_call();
     nics_have_loads_and_tcp_has_none();
+    metrics_are_text_and_their_socket_goes_with_the_engine();
     requests_take_hints_and_those_of_older_programs_have_none();
     an_engine_that_is_shut_down_keeps_its_handle();
     peer_end(&peer);

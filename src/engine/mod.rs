@@ -11,13 +11,16 @@
 //! rooms.
 //!
 //! Threads of an idle engine: one for the handshake channel, `TE_TCP_IO_THREADS` for TCP, one for each NIC with RDMA, one with a metadata
-//! server, one more each if `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS` or `MC_TE_METRIC` is set. Up to four more each for finding peers,
+//! server, one more each if `MC_TE_METADATA_REFRESH_INTERVAL_SECONDS`, `MC_TE_METRIC` or `TE_METRICS_DIRECTORY` is set. Up to four more each for finding peers,
 //! for notifications and what is published with them, and for NICs that come back, come and go.
 
 mod card;
 mod directory;
 #[cfg(test)]
 mod metadata_tests;
+mod metrics;
+#[cfg(test)]
+mod metrics_tests;
 mod periodic;
 mod presence;
 #[cfg(all(test, feature = "rdma"))]
@@ -53,6 +56,7 @@ use crate::registration::Registrar;
 use crate::registry::{Owner, Region, RegionOptions, RegistrationCost, Registry};
 use crate::sys::background::Background;
 use crate::sys::{MemoryRange, limits};
+use crate::telemetry::exporter::Exporter;
 use crate::telemetry::{Counters, Throughput};
 use crate::topology::{LiveTopology, Machine, Topology};
 use crate::transfer::{self, Batch, BatchHost, BatchTable, Request, Route, SubmitOptions, TaskStatus};
@@ -171,6 +175,7 @@ pub struct Engine {
     server: Server,
     background: Background,
     periodic: Mutex<Vec<Periodic>>,
+    exporter: Mutex<Option<Exporter>>,
     closed: AtomicBool,
 }
 
@@ -248,6 +253,7 @@ impl Engine {
             server,
             background: Background::new("te-notify"),
             periodic: Mutex::default(),
+            exporter: Mutex::default(),
             closed: AtomicBool::new(false),
             config,
         });
@@ -274,6 +280,10 @@ impl Engine {
         if let Some(interval) = self.config.metadata_refresh_interval {
             let refresh = |engine: &Engine| drop(engine.refresh_all_segments());
             self.periodic.lock().push(Periodic::start("te-refresh", interval, self.this.clone(), refresh)?);
+        }
+        if self.config.metrics_directory.is_some() {
+            // The failure is logged: an engine is not to be lost for want of somebody who looks at it.
+            let _ = self.serve_metrics(None);
         }
         if self.config.metric {
             let mut throughput = Throughput::since_now(&self.counters);
@@ -931,6 +941,9 @@ impl Engine {
         }
         let periodic = std::mem::take(&mut *self.periodic.lock());
         periodic.iter().for_each(Periodic::order_stop);
+        // Taken out first: dropping waits for its thread.
+        let exporter = self.exporter.lock().take();
+        drop(exporter);
         self.fetcher.client.cancel();
         self.server.stop();
         let reason = Error::quiet(Code::Canceled, "the engine was destroyed");

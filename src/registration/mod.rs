@@ -10,7 +10,7 @@
 //! - [`workers`]: the threads that help
 //! - `pinning`: doing what the plan says, and undoing it
 //!
-//! One lock of its own, held while a device that has come back is told of a region: of the live ones, one by one, each of which is not
+//! Two locks of its own: one for moments, of the devices' times, and one that is held while a device that has come back is told of a region: of the live ones, one by one, each of which is not
 //! unregistered meanwhile. Who registers at that time compares a count and sees to its own regions, so nobody waits for the other. Cost beyond the devices': two short holds of the registry's mutex for each call, whatever is registered; with
 //! devices, some microseconds for the plan and for handing out work, and 10 to 60 µs for looking at pages of ranges from 512 KiB on.
 
@@ -21,6 +21,7 @@ pub mod populate;
 mod tests;
 pub mod workers;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -65,6 +66,8 @@ pub struct Registrar {
     returning: Mutex<()>,
     /// How often one was told. Who finds it changed since before asking which devices are active has to look again.
     returns: AtomicU64,
+    /// Time inside of each device's calls, by the device's name.
+    pinning: Mutex<BTreeMap<String, Duration>>,
     parallelism: Parallelism,
     threads: usize,
     max_mr_size: u64,
@@ -94,10 +97,16 @@ impl Registrar {
             pagemap: OnceLock::new(),
             returning: Mutex::new(()),
             returns: AtomicU64::new(0),
+            pinning: Mutex::default(),
             parallelism: config.parallel_registration.unwrap_or_default(),
             threads,
             max_mr_size: config.max_mr_size,
         }
+    }
+
+    /// Time inside of each device's calls that registered memory, by the device's name.
+    pub fn pinning(&self) -> BTreeMap<String, Duration> {
+        self.pinning.lock().clone()
     }
 
     /// `None` if no transport has a device: there is nothing to plan.
@@ -219,7 +228,7 @@ impl Registrar {
         self.registry.commit(new);
         self.counters.regions_registered.add((new.len() + counted.len()) as u64);
         if let Some((cost, call)) = cost {
-            self.keep_cost(new, cost, call.begin);
+            self.keep_cost(new, cost, call);
             self.catch_up(new, call);
         }
         Ok(())
@@ -256,8 +265,9 @@ impl Registrar {
     }
 
     /// Makes what the call took known with its regions, and adds it up.
-    fn keep_cost(&self, regions: &[Arc<Region>], mut cost: RegistrationCost, begin: Instant) {
-        cost.total = begin.elapsed();
+    fn keep_cost(&self, regions: &[Arc<Region>], mut cost: RegistrationCost, call: &Call) {
+        cost.total = call.begin.elapsed();
+        self.counters.registration_latency.record(cost.total, 1);
         let known = cost.residency + cost.population + cost.pinning_elapsed;
         cost.book_keeping = cost.total.saturating_sub(known);
         let Counters {
@@ -274,6 +284,15 @@ impl Registrar {
             (registration_book_keeping_ns, cost.book_keeping),
         ] {
             counter.add(spent.as_nanos() as u64);
+        }
+        {
+            let mut pinning = self.pinning.lock();
+            for (device, spent) in call.devices.iter().zip(&cost.pinning) {
+                match pinning.get_mut(device.name()) {
+                    Some(sum) => *sum += *spent,
+                    None => _ = pinning.insert(device.name().to_string(), *spent),
+                }
+            }
         }
         let cost = Arc::new(cost);
         regions.iter().for_each(|region| region.set_cost(cost.clone()));
@@ -488,7 +507,7 @@ impl Registrar {
         match confirmed {
             Ok((keys, cost)) => {
                 self.registry.equip_live(keys);
-                self.keep_cost(&regions, cost, call.begin);
+                self.keep_cost(&regions, cost, &call);
                 self.catch_up(&regions, &call);
                 Ok(())
             }

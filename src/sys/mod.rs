@@ -15,6 +15,7 @@ pub mod interfaces;
 pub mod limits;
 pub mod memory;
 pub mod pages;
+pub mod peer;
 pub mod pinning;
 pub mod policy;
 pub mod process;

@@ -1,14 +1,21 @@
-//! Counters and the log.
+//! Counters, histograms, the log, and how they are shown to Prometheus.
 //!
 //! [`Counters`] belongs to one engine. Its list exists once, in the `counters!` call below: the structure, its documentation,
 //! [`Counters::iter`] (for the C statistics and `te`) come from there. Adding to a counter is one relaxed
 //! atomic addition, some 5 ns where no other CPU adds to a neighbour at the same time; a caller that adds per slice should sum up
 //! first. Counters only grow, and are not read in one moment: two of them may disagree by what is under way.
+//!
+//! [`exporter`] answers whoever connects to a unix socket; what it answers is given by the engine, which knows more than counters.
 
+pub mod exporter;
+pub mod histogram;
 pub mod log;
+pub mod prometheus;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+use self::histogram::Histogram;
 
 /// A counter that any thread may add to.
 #[derive(Debug, Default)]
@@ -32,6 +39,12 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Counters {
             $(#[doc = $help] pub $name: Counter,)*
+            /// From the submission of reads to their ends being told; of those that completed.
+            pub read_latency: Histogram,
+            /// The same of writes.
+            pub write_latency: Histogram,
+            /// Calls that registered memory with devices, without what a metadata server takes.
+            pub registration_latency: Histogram,
         }
 
         impl Counters {
@@ -71,6 +84,7 @@ counters! {
     registration_publishing_ns: "Nanoseconds that registrations waited for a metadata server to be told.";
     registration_book_keeping_ns: "Nanoseconds that registering with devices spent on everything else.";
     deregistration_ns: "Nanoseconds from the first to the last call of a device, summed up over unregistrations.";
+    retries: "Parts of requests that were tried again, on another connection or NIC or with a fresh descriptor.";
 }
 
 /// What an engine has moved since the last look, for a line of the log now and then. For one thread.
@@ -170,10 +184,10 @@ pub(crate) mod tests {
         let counters = Counters::default();
         counters.regions_registered.add(2);
         counters.regions_registered.add(3);
-        counters.deregistration_ns.add(7);
+        counters.retries.add(7);
         let values: Vec<_> = counters.iter().collect();
         assert_eq!((values[0].0, values[0].2), ("regions_registered", 5));
-        assert_eq!((values[values.len() - 1].0, values[values.len() - 1].2), ("deregistration_ns", 7));
+        assert_eq!((values[values.len() - 1].0, values[values.len() - 1].2), ("retries", 7));
         assert_eq!(values.iter().map(|(_, _, value)| value).sum::<u64>(), 12);
         let names: std::collections::BTreeSet<_> = values.iter().map(|(name, _, _)| name).collect();
         assert_eq!(names.len(), values.len());

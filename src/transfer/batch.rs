@@ -113,6 +113,7 @@ impl Drop for Watch {
 pub(super) struct Submission {
     this: Weak<Submission>,
     shared: Arc<Shared>,
+    started: Instant,
     first: usize,
     tasks: Box<[Task]>,
     /// Why tasks have not completed; set before their state.
@@ -151,6 +152,10 @@ impl Completion for Submission {
         self.publish_completed(indices);
     }
 
+    fn started(&self) -> Instant {
+        self.started
+    }
+
     fn is_cancelled(&self) -> bool {
         self.shared.cancelled.load(Ordering::SeqCst)
     }
@@ -178,12 +183,19 @@ impl Submission {
             return;
         }
         let (shared, counters) = (&self.shared, &self.shared.counters);
-        let (mut read, mut written) = (0, 0);
+        let (mut read, mut written, mut reads) = (0, 0, 0);
         for index in indices {
             let task = &self.tasks[*index as usize];
             match task.opcode {
-                Opcode::Read => read += task.length,
+                Opcode::Read => (read, reads) = (read + task.length, reads + 1),
                 Opcode::Write => written += task.length,
+            }
+        }
+        // Tasks of one submission that end together took the same time: one look at the clock for them all.
+        let latency = self.started.elapsed();
+        for (histogram, tasks) in [(&counters.read_latency, reads), (&counters.write_latency, indices.len() as u64 - reads)] {
+            if tasks > 0 {
+                histogram.record(latency, tasks);
             }
         }
         counters.tasks_completed.add(indices.len() as u64);
@@ -329,8 +341,15 @@ impl Batch {
         self.shared.counters.tasks_submitted.add(requests.len() as u64);
         self.shared.progress.add(requests.len(), message);
         let shared = self.shared.clone();
-        let make =
-            |this: &Weak<Submission>| Submission { this: this.clone(), shared, first, tasks, errors: Mutex::default(), guards };
+        let make = |this: &Weak<Submission>| Submission {
+            this: this.clone(),
+            shared,
+            started: Instant::now(),
+            first,
+            tasks,
+            errors: Mutex::default(),
+            guards,
+        };
         let submission = Arc::new_cyclic(make);
         if !requests.is_empty() {
             submissions.push(submission.clone());

@@ -75,6 +75,11 @@ pub trait Completion: Send + Sync {
         indices.iter().for_each(|index| self.finish(*index, Ok(())));
     }
 
+    /// When the tasks were submitted: asking the clock again costs more than all else that telemetry does.
+    fn started(&self) -> Instant {
+        Instant::now()
+    }
+
     /// Whether the caller has cancelled everything it submitted with this completion.
     fn is_cancelled(&self) -> bool;
 
@@ -190,6 +195,8 @@ pub struct NicLoad {
     pub bytes_in_flight: u64,
     /// Bytes a second that it has moved lately, averaged while it had work; 0 if it never had.
     pub bytes_per_second: f64,
+    /// Bytes that it has moved for requests of this engine.
+    pub bytes_completed: u64,
 }
 
 /// A way to move bytes.

@@ -13,6 +13,7 @@ use transfer_engine::sys::interfaces::{self, Interface};
 use transfer_engine::sys::limits::{self, HugePages, Limit};
 
 use crate::output::{self, Style, wrap};
+use crate::watch;
 
 /// Arguments of `te info`.
 #[derive(clap::Args)]
@@ -23,10 +24,30 @@ pub struct Arguments {
     /// Print docs/configuration.md: the environment variables as Markdown, without what is set here.
     #[arg(long)]
     markdown: bool,
+    /// Show instead what the engines of this process do, until it ends. They have to show their metrics: TE_METRICS_DIRECTORY or
+    /// te_serve_metrics.
+    #[arg(long, value_name = "PID", conflicts_with_all = ["json", "markdown"])]
+    watch: Option<u32>,
+    /// How often to look, in seconds.
+    #[arg(long, default_value_t = 1.0, requires = "watch", value_parser = interval)]
+    interval: f64,
+    /// Show once what they have done.
+    #[arg(long, requires = "watch")]
+    once: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give a number of seconds from 0.1 to 3600".into()),
+    }
 }
 
 /// Runs `te info`.
 pub fn run(arguments: &Arguments) -> io::Result<()> {
+    if let Some(process) = arguments.watch {
+        return watch::run(process, arguments.interval, arguments.once);
+    }
     if arguments.markdown {
         return output::print(&markdown());
     }

@@ -10,6 +10,7 @@ mod output;
 mod ring;
 mod size;
 mod system;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -25,7 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show version, machine, limits, interfaces, and every environment variable, with advice.
+    /// Show version, machine, limits, interfaces, and every environment variable, with advice; or what the engines of a process do.
     Info(info::Arguments),
     /// Measure engines of this library.
     #[command(subcommand)]

@@ -3,6 +3,7 @@
 //! Numbers since the engine was created. Each is exact, but they are not read at one instant.
 
 use std::ffi::c_char;
+use std::path::Path;
 
 use crate::capi::growth::{self, Growing};
 use crate::capi::te::engine::te_engine;
@@ -73,6 +74,8 @@ pub struct te_statistics {
     pub registration_book_keeping_ns: u64,
     /// Nanoseconds from the first to the last call of a device, added up over unregistrations.
     pub deregistration_ns: u64,
+    /// Parts of requests that were tried again, on another connection or NIC or with a fresh descriptor.
+    pub retries: u64,
 }
 
 // SAFETY: the first field is `struct_size`, and all zeros are a valid value.
@@ -144,6 +147,40 @@ pub unsafe extern "C" fn te_nic_loads(
     })
 }
 
+/// All numbers of an engine in the text format of Prometheus, version 0.0.4: those of te_statistics, histograms of latencies, and
+/// what NICs and pools have done.
+///
+/// `text` receives a text that the caller frees with te_free_text. Waits while a transport is being installed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_metrics(engine: *mut te_engine, text: *mut *mut c_char) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes a place for a pointer.
+        unsafe { text::give(text, "text", || Ok(engine.metrics())) }
+    })
+}
+
+/// Opens a unix socket at which te_metrics can be read, until the engine is destroyed: by
+/// `curl --unix-socket PATH http://te/metrics`, by a scraper, or by `te info --watch`. Nothing is opened without this call or
+/// TE_METRICS_DIRECTORY in the environment.
+///
+/// `path` is where; a socket that a dead process has left there is replaced. NULL:
+/// "transfer-engine-PID-NUMBER.sock", where `te info --watch PID` finds it, in TE_METRICS_DIRECTORY, or in
+/// "/tmp/transfer-engine-UID" if that is not set. Such a directory is made if need be, and must belong to this
+/// user, or root, and be writable to nobody else. An engine has one socket: a later call with another path moves it.
+///
+/// The socket has mode 0600; other users than this one and root are not answered. A thread of its own serves
+/// it, which sleeps between requests. In a child made by fork() it is not served. Errors: TE_ERR_INVALID_ARGUMENT
+/// for a path of more than 107 bytes or a directory that others may write to; TE_ERR_SOCKET if something is at
+/// the path, or it cannot be used; TE_ERR_LIMIT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn te_serve_metrics(engine: *mut te_engine, path: *const c_char) -> te_status {
+    with(engine, |engine| {
+        // SAFETY: the caller passes NULL or a NUL-terminated text.
+        let path = unsafe { text::read_optional(path, "path") }?;
+        engine.serve_metrics(path.map(Path::new))
+    })
+}
+
 /// The present numbers, in a struct of `struct_size` bytes.
 fn read(engine: &Engine, struct_size: usize) -> te_statistics {
     let counters = engine.counters();
@@ -177,5 +214,6 @@ fn read(engine: &Engine, struct_size: usize) -> te_statistics {
         registration_publishing_ns: counters.registration_publishing_ns.get(),
         registration_book_keeping_ns: counters.registration_book_keeping_ns.get(),
         deregistration_ns: counters.deregistration_ns.get(),
+        retries: counters.retries.get(),
     }
 }

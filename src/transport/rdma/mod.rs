@@ -269,6 +269,9 @@ impl Shared {
                 again.push(span);
             }
         }
+        if !again.is_empty() {
+            self.counters.retries.add(again.len() as u64);
+        }
         while let Some(last) = again.last() {
             let peer = last.group().peer.clone();
             let of_peer = again.extract_if(.., |span| Arc::ptr_eq(&span.group().peer, &peer)).collect();

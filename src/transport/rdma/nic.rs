@@ -152,6 +152,8 @@ impl Slots {
 /// Bytes under way, and how fast they go.
 struct Load {
     in_flight: u64,
+    /// Completed since the NIC is known.
+    completed: u64,
     /// Completed since `since`.
     recent: u64,
     since: Instant,
@@ -172,6 +174,7 @@ impl Load {
 
     fn completed(&mut self, bytes: u64, now: Instant) {
         self.recent += bytes;
+        self.completed += bytes;
         let elapsed = now.saturating_duration_since(self.since);
         if elapsed >= RATE_WINDOW || (self.in_flight == 0 && !elapsed.is_zero()) {
             let rate = self.recent as f64 / elapsed.as_secs_f64();
@@ -290,7 +293,7 @@ impl LocalNic {
                 outstanding: Vec::new(),
                 work_requests: 0,
                 max_endpoints: 1,
-                load: Load { in_flight: 0, recent: 0, since: Instant::now(), bytes_per_second: 0.0 },
+                load: Load { in_flight: 0, completed: 0, recent: 0, since: Instant::now(), bytes_per_second: 0.0 },
                 completions: Vec::new(),
                 requests: Vec::new(),
                 needs_clock: false,
@@ -524,7 +527,12 @@ impl LocalNic {
     /// What is under way.
     pub fn load(&self) -> NicLoad {
         let state = self.state.lock();
-        NicLoad { device: self.name.clone(), bytes_in_flight: state.load.in_flight, bytes_per_second: state.load.bytes_per_second }
+        NicLoad {
+            device: self.name.clone(),
+            bytes_in_flight: state.load.in_flight,
+            bytes_per_second: state.load.bytes_per_second,
+            bytes_completed: state.load.completed,
+        }
     }
 
     /// The connection of an endpoint that is there still, with queue pairs, which are made now if there are none. `None`: it is gone.

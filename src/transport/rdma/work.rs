@@ -61,7 +61,7 @@ impl Group {
         };
         let tasks = pieces.iter().map(task).collect();
         let (errors, is_troubled) = (Mutex::default(), AtomicBool::new(false));
-        Group { peer, deadline, started: Instant::now(), completion, pieces, tasks, errors, is_troubled }
+        Group { peer, deadline, started: completion.started(), completion, pieces, tasks, errors, is_troubled }
     }
 
     /// The one span of each new task.

@@ -434,6 +434,7 @@ impl Peer {
             state.lanes.retain(|other| !std::ptr::eq(&**other, lane));
             state.paths.retain(|_, other| !std::ptr::eq(other.as_ptr(), lane));
             if let Some(Loss::Broken(attempts)) = loss {
+                self.shared.counters.retries.add(returned.len() as u64);
                 state.doubtful |= attempts + 1 >= ATTEMPTS;
                 others = state.lanes.clone();
             }
@@ -517,6 +518,7 @@ impl Peer {
                 }
             }
             if !again.is_empty() {
+                self.shared.counters.retries.add(again.len() as u64);
                 self.take_back(again);
             }
         }

@@ -1,12 +1,12 @@
 //! What the server has done, as Prometheus reads it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
+use transfer_engine::telemetry::prometheus::{Exposition, Kind};
 
 /// Upper bounds of the latency histogram in seconds, the last of which is infinite.
 const BOUNDS: [f64; 11] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, f64::INFINITY];
@@ -62,40 +62,33 @@ impl Metrics {
 
     /// The text format, version 0.0.4.
     pub fn render(&self, gauges: &Gauges) -> String {
-        let mut text = String::new();
+        let mut text = Exposition::default();
         let refused = self.refused_connections.load(Relaxed);
         let malformed = self.malformed_requests.load(Relaxed);
         for (name, kind, help, value) in [
-            ("keys", "gauge", "Keys that have a value.", gauges.keys as u64),
-            ("value_bytes", "gauge", "Bytes of all values.", gauges.value_bytes as u64),
-            ("memory_bytes", "gauge", "Bytes that count against the limit.", gauges.memory_bytes as u64),
-            ("memory_limit_bytes", "gauge", "The limit, --max-memory.", gauges.memory_limit_bytes as u64),
-            ("connections", "gauge", "Open connections.", gauges.connections as u64),
-            ("refused_connections_total", "counter", "Connections beyond --max-connections.", refused),
-            ("malformed_requests_total", "counter", "Requests that could not be read.", malformed),
+            ("keys", Kind::Gauge, "Keys that have a value.", gauges.keys as u64),
+            ("value_bytes", Kind::Gauge, "Bytes of all values.", gauges.value_bytes as u64),
+            ("memory_bytes", Kind::Gauge, "Bytes that count against the limit.", gauges.memory_bytes as u64),
+            ("memory_limit_bytes", Kind::Gauge, "The limit, --max-memory.", gauges.memory_limit_bytes as u64),
+            ("connections", Kind::Gauge, "Open connections.", gauges.connections as u64),
+            ("refused_connections_total", Kind::Counter, "Connections beyond --max-connections.", refused),
+            ("malformed_requests_total", Kind::Counter, "Requests that could not be read.", malformed),
         ] {
-            let name = format!("te_metadata_{name}");
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+            text.single(&format!("te_metadata_{name}"), kind, help, value);
         }
         let requests = self.requests.lock().expect("nothing panics under this lock");
-        let name = "te_metadata_requests_total";
-        let _ = writeln!(text, "# HELP {name} Requests that were answered.\n# TYPE {name} counter");
+        text.family("te_metadata_requests_total", Kind::Counter, "Requests that were answered.");
         for (method, requests) in &*requests {
             for (status, count) in &requests.by_status {
-                let _ = writeln!(text, "{name}{{method=\"{method}\",status=\"{status}\"}} {count}");
+                text.sample(&[("method", method), ("status", &status.to_string())], count);
             }
         }
-        let name = "te_metadata_request_duration_seconds";
-        let _ = writeln!(text, "# HELP {name} From the end of a request's head to its answer.\n# TYPE {name} histogram");
+        let help = "From the end of a request's head to its answer.";
+        text.family("te_metadata_request_duration_seconds", Kind::Histogram, help);
         for (method, Requests { within, seconds, .. }) in &*requests {
-            for (bound, count) in BOUNDS.iter().zip(within) {
-                let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".to_string() };
-                let _ = writeln!(text, "{name}_bucket{{method=\"{method}\",le=\"{bound}\"}} {count}");
-            }
-            let count = within[BOUNDS.len() - 1];
-            let _ = writeln!(text, "{name}_sum{{method=\"{method}\"}} {seconds}\n{name}_count{{method=\"{method}\"}} {count}");
+            text.histogram(&[("method", method)], BOUNDS.into_iter().zip(*within), *seconds);
         }
-        text
+        text.into_text()
     }
 }
 
