@@ -1082,7 +1082,7 @@ typedef struct te_pool_statistics {
     uint64_t registrations;
     /// Groups of items that were registered instead of staged, because there was no room.
     uint64_t fallbacks;
-    /// Items that were transferred again after a failure, counted each time.
+    /// Items that were transferred again after a failure, counted each time; of long ones each part that was.
     uint64_t retried;
 } te_pool_statistics;
 

@@ -7,7 +7,8 @@
 //!   a time share the region: it has a reference for each of them, and the last one unregisters it. The call that has registered it returns no
 //!   sooner, and nobody shares it from the moment that it wants to: as long as others find the region, all of its bytes are mapped where they were.
 //! - All else is staged: copied into a lease before that is transferred (put), or out of it afterwards (get). One group is copied while the
-//!   one before is transferred.
+//!   one before is transferred. Long items that are put are divided into parts for it, each a group; an item has completed when all of its
+//!   parts have. What is got is not divided, since the caller's memory is touched only when all of it is there.
 //!
 //! **A lease is not used twice at a time.** What ends a group gives its lease back with the batch that used it, so that it stays out of use
 //! until no task of that batch is running, whatever happens here.
@@ -140,7 +141,7 @@ impl Engine {
         usage.gets.add(1);
         usage.items_staged.add(items.len() as u64);
         usage.bytes_staged.add(bytes);
-        let work = items.iter().enumerate().map(|(item, Item { local, .. })| Work { item, local: *local }).collect();
+        let work = items.iter().enumerate().map(|(item, Item { local, .. })| Work { item, offset: 0, local: *local }).collect();
         let mut flight = run.launch(work, Hold::Lease(held));
         run.land(&mut flight);
         let finished = run.finish();
@@ -318,10 +319,12 @@ impl Drop for Registered<'_> {
     }
 }
 
-/// An item that is to be transferred, and from or to where: its own memory, or a part of a lease.
+/// An item that is to be transferred, or a part of it, and from or to where: its own memory, or a part of a lease.
 #[derive(Clone, Copy)]
 struct Work {
     item: usize,
+    /// Where the part begins in the item.
+    offset: u64,
     local: MemoryRange,
 }
 
@@ -489,23 +492,22 @@ impl<'a> Run<'a> {
             }
         }
         let registered = of(Way::Registered);
-        flights.extend(self.launch_registered(&registered));
+        flights.extend(self.launch_registered(self.in_place(&registered)));
         self.stage(&of(Way::Staged), &mut flights);
         flights.iter_mut().for_each(|flight| self.land(flight));
     }
 
     fn in_place(&self, items: &[usize]) -> Vec<Work> {
-        items.iter().map(|&item| Work { item, local: self.items[item].local }).collect()
+        items.iter().map(|&item| Work { item, offset: 0, local: self.items[item].local }).collect()
     }
 
-    /// Registers the memory of the items, if their transports need it, and begins to move them. What cannot be registered fails.
-    fn launch_registered(&mut self, items: &[usize]) -> Option<Flight<'a>> {
-        let needs_it = |item: &&usize| self.devices_to(self.items[**item].segment) > 0;
-        let ranges = plan::merge(items.iter().filter(needs_it).map(|item| self.items[*item].local));
+    /// Registers the memory of the work, if its transports need it, and begins to move it. What cannot be registered fails.
+    fn launch_registered(&mut self, mut work: Vec<Work>) -> Option<Flight<'a>> {
+        let needs_it = |work: &&Work| self.devices_to(self.items[work.item].segment) > 0;
+        let ranges = plan::merge(work.iter().filter(needs_it).map(|work| work.local));
         let mut registered = Registered { engine: self.engine, pool: self.pool, regions: BTreeMap::new(), own: Vec::new() };
         let outcomes = if ranges.is_empty() { Vec::new() } else { registered.cover_each(&ranges, self.options.deadline) };
-        let mut work = self.in_place(items);
-        work.retain(|Work { item, local }| {
+        work.retain(|Work { item, local, .. }| {
             if self.devices_to(self.items[*item].segment) == 0 {
                 return true;
             }
@@ -513,12 +515,12 @@ impl<'a> Run<'a> {
             match holder.and_then(|holder| outcomes[holder].as_ref().err()) {
                 None => true,
                 Some(error) => {
-                    self.statuses[*item] = Some(failed(error.clone()));
+                    self.settle(*item, failed(error.clone()));
                     false
                 }
             }
         });
-        self.pool.usage().items_direct.add(work.len() as u64);
+        self.pool.usage().items_direct.add(count_items(&work));
         if work.is_empty() {
             self.give_back(&mut registered);
             return None;
@@ -528,15 +530,20 @@ impl<'a> Run<'a> {
 
     /// Moves the items, which are in the order of the input, through leases. Before it registers any for want of room it lands the flights.
     fn stage(&mut self, items: &[usize], flights: &mut Vec<Flight<'a>>) {
-        let lengths: Vec<u64> = items.iter().map(|item| self.items[*item].local.length()).collect();
+        let work = self.in_place(items);
+        let total = work.iter().fold(0_u64, |sum, work| sum.saturating_add(work.local.length()));
+        let limit = plan::group_limit(total, self.pool.largest_lease());
+        // What is got is copied out when all of the item is there.
+        let work = if self.direction == Direction::Put { divide(work, limit) } else { work };
+        let lengths: Vec<u64> = work.iter().map(|work| work.local.length()).collect();
         let mut before = None;
-        for group in plan::groups(&lengths, self.pool.largest_lease()) {
-            let (members, lengths) = (&items[group.clone()], &lengths[group]);
+        for group in plan::groups(&lengths, limit) {
+            let (members, lengths) = (&work[group.clone()], &lengths[group]);
             let begun = self.acquire(lengths.iter().sum(), &mut before).and_then(|held| match held {
                 Some(held) => self.launch_staged(members, lengths, held).map(Some),
                 None => {
                     flights.drain(..).for_each(|mut flight| self.land(&mut flight));
-                    Ok(self.launch_registered(members))
+                    Ok(self.launch_registered(members.to_vec()))
                 }
             });
             match begun {
@@ -546,7 +553,7 @@ impl<'a> Run<'a> {
                     }
                 }
                 Ok(None) => {}
-                Err(error) => members.iter().for_each(|item| self.statuses[*item] = Some(failed(error.clone()))),
+                Err(error) => members.iter().for_each(|work| self.settle(work.item, failed(error.clone()))),
             }
         }
         if let Some(before) = before {
@@ -583,14 +590,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn launch_staged(&mut self, members: &[usize], lengths: &[u64], held: Held<'a>) -> Result<Flight<'a>> {
+    fn launch_staged(&mut self, members: &[Work], lengths: &[u64], held: Held<'a>) -> Result<Flight<'a>> {
         let parts = held.parts(lengths)?;
-        let work: Vec<Work> = members.iter().zip(parts).map(|(&item, local)| Work { item, local }).collect();
+        let work: Vec<Work> = members.iter().zip(parts).map(|(work, local)| Work { local, ..*work }).collect();
         if let Some(lease) = held.lease.filter(|_| self.direction == Direction::Put) {
-            copy::gather(lease.memory, &members.iter().map(|item| self.items[*item].local).collect::<Vec<_>>());
+            copy::gather(lease.memory, &members.iter().map(|work| work.local).collect::<Vec<_>>());
         }
         let usage = self.pool.usage();
-        usage.items_staged.add(work.len() as u64);
+        usage.items_staged.add(count_items(&work));
         usage.bytes_staged.add(lengths.iter().sum());
         Ok(self.launch(work, Hold::Lease(held)))
     }
@@ -606,9 +613,9 @@ impl<'a> Run<'a> {
 
     fn submit(&self, work: &[Work]) -> Launched {
         let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
-        let request = |Work { item, local }: &Work| {
+        let request = |Work { item, offset, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
-            Request { opcode, local: *local, segment, remote_address, hints: Hints::default() }
+            Request { opcode, local: *local, segment, remote_address: remote_address + offset, hints: Hints::default() }
         };
         let requests: Vec<Request> = work.iter().map(request).collect();
         let host: Weak<dyn BatchHost> = self.engine.this.clone();
@@ -640,16 +647,18 @@ impl<'a> Run<'a> {
             };
             let is_over = under_way.batch.wait(limit);
             let outcomes = self.outcomes(under_way, pending.len());
-            let mut again = Vec::new();
+            let mut unsuccessful = Vec::new();
             for (work, status) in pending.iter().zip(outcomes) {
-                if matches!(status.state, State::Failed | State::Timeout) {
-                    again.push(*work);
+                match status.state {
+                    State::Failed | State::Timeout => unsuccessful.push((*work, status)),
+                    _ => self.settle(work.item, status),
                 }
-                self.statuses[work.item] = Some(status);
             }
-            if again.is_empty() || !is_over || attempt >= self.options.retries || !self.pause_before_retry() {
+            if unsuccessful.is_empty() || !is_over || attempt >= self.options.retries || !self.pause_before_retry() {
+                unsuccessful.into_iter().for_each(|(work, status)| self.settle(work.item, status));
                 break;
             }
+            let again: Vec<Work> = unsuccessful.into_iter().map(|(work, _)| work).collect();
             self.is_disturbed = true;
             self.pool.usage().retried.add(again.len() as u64);
             *under_way = self.submit(&again);
@@ -660,6 +669,20 @@ impl<'a> Run<'a> {
         }
         if let Hold::Regions(registered) = hold {
             self.give_back(registered);
+        }
+    }
+
+    /// What has become of an item, or of one more part of it: bytes add up, and the first that has not completed says why the item has not.
+    fn settle(&mut self, item: usize, status: TaskStatus) {
+        match &mut self.statuses[item] {
+            Some(earlier) => {
+                let transferred_bytes = earlier.transferred_bytes + status.transferred_bytes;
+                if earlier.state == State::Completed {
+                    *earlier = status;
+                }
+                earlier.transferred_bytes = transferred_bytes;
+            }
+            none => *none = Some(status),
         }
     }
 
@@ -719,6 +742,23 @@ impl<'a> Run<'a> {
     fn is_out_of_time(&self) -> bool {
         self.options.deadline.is_some_and(|end| Instant::now() >= end)
     }
+}
+
+/// In parts that fit into a group each, so that one can be copied while another is transferred.
+fn divide(work: Vec<Work>, limit: u64) -> Vec<Work> {
+    if work.iter().all(|work| work.local.length() <= limit) {
+        return work;
+    }
+    let parts = |whole: Work| {
+        let parts = plan::parts(whole.local.length(), limit);
+        parts.filter_map(move |(offset, length)| Some(Work { offset, local: whole.local.part(offset, length)?, ..whole }))
+    };
+    work.into_iter().flat_map(parts).collect()
+}
+
+/// Items that begin in this work.
+fn count_items(work: &[Work]) -> u64 {
+    work.iter().filter(|work| work.offset == 0).count() as u64
 }
 
 fn out_of_time(what: &str) -> Error {

@@ -469,6 +469,89 @@ fn only_what_has_failed_is_tried_again_inside_the_lease() {
     assert!(gone.read()[..100] == bench.payload.read()[500..600]);
 }
 
+/// A pool by which an item of 2 MiB is put in four parts.
+fn pool_for_parts(bench: &Bench, fallback: Fallback) -> Arc<Pool> {
+    bench.engines.near.create_pool(&PoolOptions { bytes: Some(16 * MIB), fallback, ..pool() }).unwrap()
+}
+
+#[test]
+fn a_long_item_is_put_in_parts_and_is_one_item_to_the_caller() {
+    let bench = Bench::new(pool());
+    let pool = pool_for_parts(&bench, Fallback::Register);
+    bench.payload.write(&pattern(4 * MIB as usize, 1));
+    let items = [bench.item(100, 2 * MIB), bench.item(3 * MIB, 50)];
+    let finished = bench.engines.near.put(&pool, &items, staged()).unwrap();
+    completed(&finished);
+    assert_eq!([0, 1].map(|item| finished.statuses[item].transferred_bytes), [2 * MIB, 50]);
+    let statistics = pool.statistics();
+    assert_eq!((statistics.items_staged, statistics.bytes_staged, statistics.leases), (2, 2 * MIB + 50, 0));
+    assert!(statistics.acquired >= 4 && statistics.most_leased_bytes < 2 * MIB, "{statistics:?}");
+    let (ours, theirs) = (bench.payload.read(), bench.engines.theirs.read());
+    for (offset, length) in [(100, 2 * MIB as usize), (3 * MIB as usize, 50)] {
+        assert!(theirs[offset..][..length] == ours[offset..][..length]);
+    }
+    // What is got comes in one piece: it is copied out when all of it is there.
+    let acquired = pool.statistics().acquired;
+    completed(&bench.engines.near.get(&pool, &items[..1], staged()).unwrap());
+    assert_eq!(pool.statistics().acquired - acquired, 1);
+}
+
+#[test]
+fn of_a_long_item_only_the_parts_that_have_failed_are_tried_again() {
+    let bench = Bench::new(pool());
+    let (near, far) = (&bench.engines.near, &bench.engines.far);
+    let pool = pool_for_parts(&bench, Fallback::Register);
+    bench.payload.write(&pattern(4 * MIB as usize, 2));
+    let target = Memory::new(2 << 20);
+    far.register(target.range(0, MIB), &rdma_tests::options()).unwrap();
+    let item = Item { remote_address: target.range(0, 1).address(), ..bench.item(0, 2 * MIB) };
+    let options = StagingOptions { retries: 3, retry_pause: Duration::from_millis(1), ..staged() };
+    let posted = bench.fake.get(0, "posted");
+    let finished = near.put(&pool, &[item], options).unwrap();
+    assert_eq!(codes(&finished), [Some(Code::AddressNotRegistered)]);
+    assert_eq!(
+        (finished.statuses[0].state, finished.statuses[0].transferred_bytes),
+        (State::Failed, MIB),
+        "the first half is there"
+    );
+    // Two parts of four, three times each.
+    let statistics = pool.statistics();
+    assert_eq!((statistics.retried, statistics.items_staged, statistics.leases), (6, 1, 0));
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| near.put(&pool, &[item], StagingOptions { retries: 1_000_000, ..options }).unwrap());
+        wait_until("it is tried again", || pool.statistics().retried > 8);
+        far.register(target.range(MIB, MIB), &rdma_tests::options()).unwrap();
+        let finished = put.join().unwrap();
+        completed(&finished);
+        assert_eq!(finished.statuses[0].transferred_bytes, 2 * MIB);
+    });
+    assert!(target.read()[..] == bench.payload.read()[..2 << 20]);
+    assert!(bench.fake.get(0, "posted") > posted);
+}
+
+#[test]
+fn a_long_item_for_which_there_is_no_room_is_registered_in_parts_or_fails_as_one() {
+    let bench = Bench::new(pool());
+    let near = &bench.engines.near;
+    bench.payload.write(&pattern(4 * MIB as usize, 3));
+    let fill = |pool: &Pool| while pool.acquire(Direction::Put, 256 << 10, Some(Duration::ZERO)).is_ok() {};
+    let register = pool_for_parts(&bench, Fallback::Register);
+    fill(&register);
+    let regions = bench.regions();
+    let finished = near.put(&register, &[bench.item(0, 2 * MIB)], staged()).unwrap();
+    completed(&finished);
+    assert_eq!(finished.statuses[0].transferred_bytes, 2 * MIB);
+    let statistics = register.statistics();
+    assert_eq!((statistics.items_direct, statistics.items_staged, statistics.fallbacks), (1, 0, 4));
+    assert_eq!(bench.regions(), regions);
+    assert!(bench.engines.theirs.read()[..2 << 20] == bench.payload.read()[..2 << 20]);
+
+    let fail = pool_for_parts(&bench, Fallback::Fail);
+    fill(&fail);
+    let finished = near.put(&fail, &[bench.item(0, 2 * MIB)], staged()).unwrap();
+    assert_eq!((codes(&finished), finished.statuses[0].transferred_bytes), (vec![Some(Code::Timeout)], 0));
+}
+
 #[test]
 fn a_lease_is_not_lent_while_the_batch_runs_that_the_call_has_given_up() {
     let bench = Bench::new(pool());

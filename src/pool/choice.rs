@@ -336,22 +336,29 @@ mod tests {
 
     #[test]
     fn calls_take_no_more_than_5_percent_longer_than_on_the_better_path() {
+        // Spread and outliers of the calls; by how much both paths are slower or faster at times, and for how many calls on average.
+        let steady = [(0.0, 0.0), (0.2, 0.0), (0.2, 0.02), (0.5, 0.0), (0.5, 0.02), (0.5, 0.05)].map(|(a, b)| (a, b, 0.0, 1.0));
+        let in_phases = [(0.2, 0.02, 0.5, 10.0), (0.2, 0.02, 0.7, 30.0), (0.2, 0.02, 0.7, 100.0), (0.5, 0.02, 0.7, 30.0)];
         for ratio in RATIOS {
-            for (spread, outliers) in [(0.0, 0.0), (0.2, 0.0), (0.2, 0.02), (0.5, 0.0), (0.5, 0.02), (0.5, 0.05)] {
+            for (spread, outliers, depth, length) in steady.into_iter().chain(in_phases) {
                 for seed in 1..=2 {
                     let (choice, mut chance) = (Choice::new(), Chance(seed * 0x9E37_79B9));
                     // On average, so that chance decides what is picked, but not whether that was right.
-                    let (mut taken, mut better) = (0.0, 0.0);
+                    let (mut taken, mut better, mut level) = (0.0, 0.0, 1.0);
                     for number in 0..3_000 {
-                        let costs = [STAGED, STAGED * ratio].map(|cost| cost * chance.factor(spread, outliers));
+                        if depth > 0.0 && chance.next() * length < 1.0 {
+                            level = chance.factor(depth, 0.0);
+                        }
+                        let costs = [STAGED, STAGED * ratio].map(|cost| cost * level * chance.factor(spread, outliers));
                         let (_, path) = call(&choice, class(), costs);
                         if number >= 100 {
-                            taken += [1.0, ratio][path as usize];
-                            better += ratio.min(1.0);
+                            taken += level * [1.0, ratio][path as usize];
+                            better += level * ratio.min(1.0);
                         }
                     }
                     let excess = taken / better;
-                    assert!(excess <= 1.05, "ratio {ratio}, spread {spread}, outliers {outliers}, seed {seed}: {excess}");
+                    let kind = format!("spread {spread}, outliers {outliers}, phases {depth} of {length}");
+                    assert!(excess <= 1.05, "ratio {ratio}, {kind}, seed {seed}: {excess}");
                 }
             }
         }

@@ -151,7 +151,7 @@ pub struct PoolStatistics {
     pub registrations: u64,
     /// Groups of items that were not staged because there was no room.
     pub fallbacks: u64,
-    /// Items that were transferred once more, each time.
+    /// Items, or parts of them, that were transferred once more, each time.
     pub retried: u64,
 }
 

@@ -153,13 +153,29 @@ pub fn gaps(range: MemoryRange, others: impl Iterator<Item = MemoryRange>) -> Ve
 
 /// Groups are not made smaller than this for the sake of copying one while another is transferred, in bytes.
 const LEAST_GROUP: u64 = 512 << 10;
-/// Into so many groups a call is divided for it.
+/// Nor larger: what is copied first, and transferred last, overlaps with nothing. Shorter ones are not copied past the caches.
+const LARGEST_GROUP: u64 = 4 << 20;
+/// Into so many groups a call is divided between the two.
 const GROUPS: u64 = 4;
+/// Parts of items begin at multiples of this.
+const PART_ALIGNMENT: u64 = 4096;
 
-/// Divides items of these lengths, in their order, into groups that are staged together: none has more than `largest` bytes, unless one item has.
-pub fn groups(lengths: &[u64], largest: u64) -> Vec<Range<usize>> {
-    let total = lengths.iter().fold(0_u64, |sum, length| sum.saturating_add(*length));
-    let limit = (total / GROUPS).max(LEAST_GROUP).min(largest);
+/// Bytes of the groups that are staged together, in a call that stages `total` by leases of at most `largest`.
+pub fn group_limit(total: u64, largest: u64) -> u64 {
+    (total / GROUPS).clamp(LEAST_GROUP, LARGEST_GROUP).next_multiple_of(PART_ALIGNMENT).min(largest)
+}
+
+/// Offsets and lengths of the parts that an item of `length` is divided into: as few as have at most `limit` each, and about as long as each other.
+pub fn parts(length: u64, limit: u64) -> impl Iterator<Item = (u64, u64)> {
+    let part = match length <= limit {
+        true => length.max(1),
+        false => length.div_ceil(length.div_ceil(limit)).next_multiple_of(PART_ALIGNMENT).min(limit),
+    };
+    (0..length.div_ceil(part)).map(move |number| (number * part, part.min(length - number * part)))
+}
+
+/// Divides items of these lengths, in their order, into groups that are staged together: none has more than `limit` bytes, unless one item has.
+pub fn groups(lengths: &[u64], limit: u64) -> Vec<Range<usize>> {
     let (mut groups, mut start, mut bytes) = (Vec::new(), 0, 0_u64);
     for (at, length) in lengths.iter().enumerate() {
         if at > start && bytes.saturating_add(*length) > limit {
@@ -261,6 +277,22 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn parts_are_all_of_an_item_in_order_and_fit_into_a_group(length in 0..20 * LARGEST_GROUP, limit in 1..4 * LARGEST_GROUP) {
+            let limit = limit.next_multiple_of(PART_ALIGNMENT);
+            let mut next = 0;
+            let parts: Vec<_> = parts(length, limit).collect();
+            for (offset, length) in &parts {
+                prop_assert_eq!(*offset, next);
+                prop_assert!(*length > 0 && *length <= limit && offset.is_multiple_of(PART_ALIGNMENT));
+                next += length;
+            }
+            prop_assert_eq!(next, length);
+            prop_assert!(parts.len() as u64 <= length.div_ceil(limit));
+        }
+    }
+
     #[test]
     fn ranges_at_the_end_of_the_address_space_are_merged_and_divided() {
         let (last, before) = ((u64::MAX - 9, 10), (u64::MAX - 19, 10));
@@ -273,12 +305,20 @@ mod tests {
     #[test]
     fn a_call_is_divided_so_that_copying_one_part_overlaps_moving_another() {
         const MIB: u64 = 1 << 20;
-        let count = |length: u64, items: usize, largest| groups(&vec![length; items], largest).len();
+        let count = |length: u64, items: usize, largest| {
+            let limit = group_limit(length.saturating_mul(items as u64), largest);
+            let lengths: Vec<_> = (0..items).flat_map(|_| parts(length, limit).map(|(_, length)| length)).collect();
+            groups(&lengths, limit).len()
+        };
         assert_eq!(count(4096, 16, 8 * MIB), 1, "not worth it");
+        assert_eq!(count(LEAST_GROUP, 1, 8 * MIB), 1, "not worth it");
         assert_eq!(count(64 << 10, 64, 8 * MIB), 4);
-        assert_eq!(count(MIB, 64, 8 * MIB), 8, "as the largest lease says");
-        assert_eq!(count(8 * MIB, 3, 8 * MIB), 3);
-        assert_eq!(count(u64::MAX, 3, 8 * MIB), 3);
+        assert_eq!(count(4 * MIB, 1, 8 * MIB), 4, "in one item");
+        assert_eq!(count(100 << 10, 100, 100 << 10), 100, "as the largest lease says");
+        assert_eq!(count(64 * MIB, 1, 64 * MIB) as u64, 64 * MIB / LARGEST_GROUP, "none longer than needed");
+        assert_eq!(group_limit(u64::MAX, u64::MAX), LARGEST_GROUP);
+        assert_eq!(group_limit(u64::MAX, 1001), 1001);
+        assert_eq!(parts(1001, 1001).collect::<Vec<_>>(), [(0, 1001)]);
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn bucket(nanoseconds: u64) -> usize {
 
 fn bound(index: usize) -> u64 {
     let power = 1 << (FIRST as usize + index / 2);
-    if index % 2 == 0 { power } else { power + power / 2 }
+    if index.is_multiple_of(2) { power } else { power + power / 2 }
 }
 
 #[cfg(test)]

@@ -209,7 +209,7 @@ pub struct te_pool_statistics {
     pub registrations: u64,
     /// Groups of items that were registered instead of staged, because there was no room.
     pub fallbacks: u64,
-    /// Items that were transferred again after a failure, counted each time.
+    /// Items that were transferred again after a failure, counted each time; of long ones each part that was.
     pub retried: u64,
 }
 

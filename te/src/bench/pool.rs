@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::machine::{Machine, noise, time_fixed_work};
-use super::puts::{Memory, Operation, Package, Round, Subject, WAYS, Way};
+use super::puts::{Memory, Operation, Package, Round, Subject, WAYS, WAYS_AND_CONTROLS, Way};
 use super::rings::Pin;
 use super::statistics::Spread;
 use super::{Protocol, TransportArguments, parse_size, print_report, seed};
@@ -133,6 +133,10 @@ struct Row {
     saved_ms: Spread,
     /// Auto to that of direct and staged whose median is smaller, round by round.
     auto_to_better: Spread,
+    /// That way, measured once more in the same rounds, to itself.
+    control: Spread,
+    /// How far those two are from each other in the middle of the rounds, as a ratio above 1: what is seen without any difference.
+    chance: f64,
     /// What the median of `speed_up` is to reach, where something is promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     wanted_speed_up: Option<f64>,
@@ -157,6 +161,8 @@ impl Row {
             let [worse, better, auto] = [worse, better, Way::Auto].map(|way| round[way as usize].us);
             auto + trials * (worse - better).max(0.0)
         };
+        let again = if better == Way::Direct { Way::DirectAgain } else { Way::StagedAgain };
+        let control = |round: &Round| round[again as usize].us / round[better as usize].us;
         let [baseline, direct, staged, chosen] = WAYS.map(|way| WayFigures { us: us(way), registrations: registrations(way) });
         Row {
             package,
@@ -164,6 +170,8 @@ impl Row {
             speed_up: Spread::over(rounds, |round| round[Way::Baseline as usize].us / auto(round)),
             saved_ms: Spread::over(rounds, |round| (round[Way::Baseline as usize].us - auto(round)) / 1e3),
             auto_to_better: Spread::over(rounds, |round| auto(round) / round[better as usize].us),
+            control: Spread::over(rounds, control),
+            chance: Spread::over(rounds, |round| control(round).max(control(round).recip())).median,
             auto: WayFigures { us: Spread::over(rounds, auto), ..chosen },
             wanted_speed_up: (package.size <= 64 << 10 && devices >= 4).then_some(2.0),
             baseline,
@@ -173,13 +181,23 @@ impl Row {
         }
     }
 
+    /// Whether auto takes longer than it may.
+    fn is_above_limit(&self) -> bool {
+        // Where nothing is registered, or nothing can be staged, there is nothing to choose.
+        self.is_stageable && self.direct.registrations > 0.0 && self.auto_to_better.median > WORST_CHOICE
+    }
+
+    /// Whether it takes longer than it may, but not by more than the better way does by chance.
+    fn is_undecided(&self) -> bool {
+        self.is_above_limit() && self.auto_to_better.median <= self.chance
+    }
+
     /// What is not as it is to be, in a word each.
     fn misses(&self) -> Vec<&'static str> {
         let checks = [
             (self.wanted_speed_up.is_some_and(|wanted| self.speed_up.median < wanted), "slow"),
             (self.is_stageable && self.staged.registrations > 0.0, "registers"),
-            // Where nothing is registered, or nothing can be staged, there is nothing to choose.
-            (self.is_stageable && self.direct.registrations > 0.0 && self.auto_to_better.median > WORST_CHOICE, "misjudged"),
+            (self.is_above_limit() && !self.is_undecided(), "misjudged"),
         ];
         checks.into_iter().filter(|(is_missed, _)| *is_missed).map(|(_, word)| word).collect()
     }
@@ -210,7 +228,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             eprintln!("{devices} devices, {} keys of {}", package.keys, output::bytes(package.size as u64));
             subject.check(&mut memory, package, true)?;
             subject.warm_up(&memory, package)?;
-            let measured = subject.measure_rounds(&memory, package, arguments.rounds, limit, time_fixed_work)?;
+            let measured =
+                subject.measure_rounds(&memory, package, &WAYS_AND_CONTROLS, arguments.rounds, limit, time_fixed_work)?;
             let (rounds, noise): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
             fixed_work.extend(noise);
             rows.push(Row::of(package, devices, package.size as u64 <= subject.largest_lease(), &rounds));
@@ -238,14 +257,27 @@ fn text(report: &Report<'_>) -> String {
     out += &output::paragraph(&format!(
         "Time to {operation} keys, both engines in this process. {}. Baseline: register each key, transfer, unregister, for each {operation}. Direct and \
          staged: by a pool that is told so. Auto: by a pool that chooses. µs of a {operation}, medians of {} rounds. Speed-up, and ms saved: \
-         baseline to auto. Registrations of a {operation}: baseline, direct, staged, auto. Auto to the better of direct and staged. Slow: less \
-         than twice as fast, up to 64 KiB with 4 devices or more. Registers: staging does. Misjudged: auto takes more than 5 % longer.",
+         baseline to auto. Registrations of a {operation}: baseline, direct, staged, auto. Auto to the better of direct and staged. Control: \
+         that way, measured once more in each round, to itself. Slow: less than twice as fast, up to 64 KiB with 4 devices or more. \
+         Registers: staging does. Misjudged: auto takes more than 5 % longer. Undecided: it does, but by no more than the control is off in \
+         half of the rounds.",
         settings.what(),
         settings.rounds,
     ));
     out += &format!(
-        "\n{:>5} {:>4} {:>3} {:>9} {:>9} {:>9} {:>9} {:>17} {:>8} {:>14} {:>17}\n",
-        "size", "keys", "dev", "baseline", "direct", "staged", "auto", "speed-up", "saved", "registrations", "auto to better"
+        "\n{:>5} {:>4} {:>3} {:>9} {:>9} {:>9} {:>9} {:>17} {:>8} {:>14} {:>17} {:>17}\n",
+        "size",
+        "keys",
+        "dev",
+        "baseline",
+        "direct",
+        "staged",
+        "auto",
+        "speed-up",
+        "saved",
+        "registrations",
+        "auto to better",
+        "control"
     );
     let time = |figures: &WayFigures| match figures.us.median {
         us if us < 1000.0 => format!("{us:.1}"),
@@ -259,7 +291,7 @@ fn text(report: &Report<'_>) -> String {
         let ways = [&row.baseline, &row.direct, &row.staged, &row.auto];
         let [baseline, direct, staged, auto] = ways.map(time);
         let line = format!(
-            "{:>5} {:>4} {:>3} {baseline:>9} {direct:>9} {staged:>9} {auto:>9} {:>17} {:>8.3} {:>14} {:>17} {}",
+            "{:>5} {:>4} {:>3} {baseline:>9} {direct:>9} {staged:>9} {auto:>9} {:>17} {:>8.3} {:>14} {:>17} {:>17} {}",
             short_size(row.package.size),
             row.package.keys,
             row.devices,
@@ -267,12 +299,14 @@ fn text(report: &Report<'_>) -> String {
             row.saved_ms.median,
             ways.map(count).join(" "),
             row.auto_to_better,
-            row.misses().join(", ")
+            row.control,
+            row.misses().into_iter().chain(row.is_undecided().then_some("undecided")).collect::<Vec<_>>().join(", ")
         );
         out += &format!("{}\n", line.trim_end());
     }
     let misses: usize = report.rows.iter().map(|row| row.misses().len()).sum();
-    out += &format!("\n{misses} figures of {} lines are not as they are to be.\n", report.rows.len());
+    let undecided = report.rows.iter().filter(|row| row.is_undecided()).count();
+    out += &format!("\n{misses} figures of {} lines are not as they are to be, {undecided} are undecided.\n", report.rows.len());
     out += "Every byte was compared where it arrived, once for each way and line.\n";
     out += &noise(report.fixed_work_ms);
     out
@@ -283,10 +317,32 @@ mod tests {
     use super::*;
     use crate::bench::puts::Sample;
 
+    /// What each way takes, and those again that are measured twice.
+    fn round(us: [f64; 4], again: [f64; 2]) -> Round {
+        let us = [us.as_slice(), &again].concat();
+        WAYS_AND_CONTROLS.map(|way| Sample { us: us[way as usize], registrations: if way == Way::Staged { 0.0 } else { 1.0 } })
+    }
+
     fn row(size: usize, devices: usize, us: [f64; 4], staged_registrations: f64) -> Row {
-        let round = WAYS
-            .map(|way| Sample { us: us[way as usize], registrations: if way == Way::Staged { staged_registrations } else { 1.0 } });
+        let mut round = round(us, [us[Way::Direct as usize], us[Way::Staged as usize]]);
+        round[Way::Staged as usize].registrations = staged_registrations;
         Row::of(Package { size, keys: 1 }, devices, size <= 1 << 20, &[round])
+    }
+
+    #[test]
+    fn a_choice_is_misjudged_only_beyond_what_the_better_way_differs_from_itself() {
+        let row = |auto: f64, again: [f64; 3]| {
+            let rounds = again.map(|again| round([20.0, 15.0, 10.0, auto], [15.0, again]));
+            Row::of(Package { size: 1 << 20, keys: 1 }, 1, true, &rounds)
+        };
+        let verdict = |auto, again| (row(auto, again).misses(), row(auto, again).is_undecided());
+        assert_eq!(verdict(12.0, [10.0; 3]), (vec!["misjudged"], false));
+        assert_eq!(verdict(12.0, [13.0, 10.0, 7.0]), (vec![], true), "slower or faster in two of three rounds");
+        assert_eq!(verdict(12.0, [13.0, 10.0, 10.0]), (vec!["misjudged"], false), "one round says nothing");
+        assert_eq!(verdict(15.0, [13.0, 10.0, 7.0]), (vec!["misjudged"], false), "more than that");
+        assert_eq!(verdict(10.4, [13.0, 10.0, 7.0]), (vec![], false), "as it is to be");
+        // The control is of the way that is better.
+        assert_eq!(row(12.0, [10.0; 3]).control.median, 1.0);
     }
 
     #[test]
@@ -311,8 +367,8 @@ mod tests {
     #[test]
     fn trials_of_the_other_path_count() {
         let auto = |us: [f64; 4], registrations| {
-            let mut round = WAYS.map(|way| Sample { us: us[way as usize], registrations: 16.0 });
-            round[Way::Staged as usize].registrations = 0.0;
+            let mut round = round(us, [us[Way::Direct as usize], us[Way::Staged as usize]]);
+            round[Way::Direct as usize].registrations = 16.0;
             round[Way::Auto as usize].registrations = registrations;
             Row::of(Package { size: 4096, keys: 16 }, 1, true, &[round]).auto.us.median
         };

@@ -58,10 +58,16 @@ pub enum Way {
     Staged,
     /// By the pool, which chooses.
     Auto,
+    /// The same as direct, measured once more: how much it differs by chance.
+    DirectAgain,
+    /// The same as staged, measured once more.
+    StagedAgain,
 }
 
-/// All ways, in the order of figures.
+/// The ways that are compared, in the order of figures.
 pub const WAYS: [Way; 4] = [Way::Baseline, Way::Direct, Way::Staged, Way::Auto];
+/// Those, and what shows how much a way differs from itself.
+pub const WAYS_AND_CONTROLS: [Way; 6] = [Way::Baseline, Way::Direct, Way::Staged, Way::Auto, Way::DirectAgain, Way::StagedAgain];
 
 /// What one put or get moves: so many keys of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -149,8 +155,8 @@ pub struct Sample {
     pub registrations: f64,
 }
 
-/// Samples of all ways.
-pub type Round = [Sample; WAYS.len()];
+/// Samples of all ways; zeros for those that were not measured.
+pub type Round = [Sample; WAYS_AND_CONTROLS.len()];
 
 /// An engine with a pool, and the peer that it puts to or gets from.
 pub struct Subject {
@@ -246,11 +252,12 @@ impl Subject {
         Ok(())
     }
 
-    /// Each way in each round, and something else; another one comes first in the next.
+    /// Each of the ways in each round, and something else; another one comes first in the next.
     pub fn measure_rounds<T>(
         &self,
         memory: &Memory,
         package: Package,
+        ways: &[Way],
         rounds: u32,
         limit: Duration,
         mut beside: impl FnMut() -> T,
@@ -258,9 +265,9 @@ impl Subject {
         let mut samples = Vec::new();
         for round in 0..rounds as usize {
             let mut of_round = Round::default();
-            for position in 0..WAYS.len() {
-                let way = (position + round) % WAYS.len();
-                of_round[way] = self.measure(WAYS[way], memory, package, limit)?;
+            for position in 0..ways.len() {
+                let way = ways[(position + round) % ways.len()];
+                of_round[way as usize] = self.measure(way, memory, package, limit)?;
             }
             samples.push((of_round, beside()));
         }
@@ -320,8 +327,8 @@ impl Subject {
                 self.engine.unregister_batch(&addresses)?;
                 Ok(check_statuses(requests, &transferred?)?)
             }
-            Way::Direct => self.run_by_pool(Preference::Direct, requests),
-            Way::Staged => self.run_by_pool(Preference::Staged, requests),
+            Way::Direct | Way::DirectAgain => self.run_by_pool(Preference::Direct, requests),
+            Way::Staged | Way::StagedAgain => self.run_by_pool(Preference::Staged, requests),
             Way::Auto => self.run_by_pool(Preference::Auto, requests),
         }
     }

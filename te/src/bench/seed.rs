@@ -151,7 +151,7 @@ pub fn run(verbs: &Path, most_bytes: usize, rounds: u32, limit: Duration, as_jso
             subject.warm_up(&memory, script.package)?;
             fixed_work.push(time_fixed_work());
             let copies = || ground.best_rate(script.package.bytes());
-            let measured = subject.measure_rounds(&memory, script.package, rounds, limit, copies)?;
+            let measured = subject.measure_rounds(&memory, script.package, &WAYS, rounds, limit, copies)?;
             let (samples, copies): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
             rows.push(Row::of(script, &copies, &samples));
         }
