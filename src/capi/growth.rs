@@ -126,11 +126,20 @@ fn check_size<T: Growing>(size: usize, name: impl FnOnce() -> String) -> Result<
 
 /// # Safety
 /// The struct must have `size` bytes.
+#[inline]
 unsafe fn read<T: Growing>(structure: *const T, size: usize, name: impl FnOnce() -> String) -> Result<T> {
     if size == size_of::<T>() {
         // SAFETY: the struct has as many bytes, and they are a valid value by the contract of `Growing`.
         return Ok(unsafe { structure.read_unaligned() });
     }
+    // SAFETY: as for this function.
+    unsafe { read_other_version(structure, size, name) }
+}
+
+/// # Safety
+/// The struct must have `size` bytes.
+#[cold]
+unsafe fn read_other_version<T: Growing>(structure: *const T, size: usize, name: impl FnOnce() -> String) -> Result<T> {
     let known = size.min(size_of::<T>());
     let mut value = zeroed::<T>();
     // SAFETY: the struct has `size` bytes, `value` as many as are copied, and it stays valid by the contract of `Growing`.

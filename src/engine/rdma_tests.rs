@@ -183,6 +183,46 @@ fn requests_cross_borders_of_chunks_and_of_touching_regions() {
     }
 }
 
+/// Requests that go through the same regions again and again take ways that were found before, wherever they lie in these and beyond.
+#[test]
+fn requests_that_come_by_known_ways_go_no_further_than_chunks_and_entries_do() {
+    const REGIONS: u64 = 8;
+    const STRIDE: u64 = 1 << 17;
+    let fake = Fake::new(2);
+    fake.set(0, "max_mr_size", 3 << 14);
+    fake.set(1, "max_mr_size", 1 << 14);
+    let (near, far) = (engine(&fake, &["fake0"]), engine(&fake, &["fake1"]));
+    let length = (REGIONS * STRIDE) as usize;
+    let (ours, theirs) = (Memory::new(length), Memory::new(length));
+    for region in 0..REGIONS {
+        near.register(ours.range(region * STRIDE, STRIDE), &options()).unwrap();
+        // The last quarter is of others.
+        far.register(theirs.range(region * STRIDE, STRIDE / 4 * 3), &options()).unwrap();
+    }
+    let segment = near.open_segment(&far.name()).unwrap();
+    let write = |offset: u64, size: u64| request(Opcode::Write, ours.range(offset, size), segment, theirs.range(offset, size));
+    let bytes = pattern(length, 3);
+    ours.write(&bytes);
+    // In the first chunk and entry of each region, and from there on: across borders of entries, of chunks, and of what is registered there.
+    let sizes =
+        [(0, 4096), (4096, 100), (16_000, 384), (16_000, 1000), (49_000, 1000), (0, 60_000), (98_000, 304), (98_000, 305), (0, 64)];
+    let turns: Vec<_> = sizes.iter().flat_map(|size| (0..REGIONS).map(move |region| (region, *size))).collect();
+    let requests: Vec<_> = turns.iter().map(|(region, (offset, size))| write(region * STRIDE + offset, *size)).collect();
+    let statuses = near.transfer(&requests, SubmitOptions::default()).unwrap();
+    let mut expected = vec![0; length];
+    for ((region, (offset, size)), status) in turns.iter().zip(&statuses) {
+        if offset + size > STRIDE / 4 * 3 {
+            assert_eq!(status.error.as_ref().map(Error::code), Some(Code::AddressNotRegistered), "{size} bytes from {offset} on");
+        } else {
+            completed(status);
+            let part = (region * STRIDE + offset) as usize..(region * STRIDE + offset + size) as usize;
+            expected[part.clone()].copy_from_slice(&bytes[part]);
+        }
+    }
+    assert!(theirs.read() == expected);
+    assert_eq!(fake.get(0, "protection_errors"), 0, "no key was used beyond its chunk");
+}
+
 #[test]
 fn batches_of_many_small_requests_arrive_whole_and_are_posted_in_chains() {
     let fake = Fake::new(2);

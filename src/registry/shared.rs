@@ -66,6 +66,11 @@ impl SharedGuards {
         regions.find(|region| region.range().contains(address, 1))
     }
 
+    /// Whether this user is in the region. No more than some compares: the region itself is not looked at.
+    pub fn is_in(&self, user: usize, region: *const Region) -> bool {
+        self.uses_of(user).iter().any(|position| std::ptr::eq(Arc::as_ptr(&self.guards[*position as usize].region), region))
+    }
+
     /// The user touches its memory no more: regions that no other user is in are given back. Once for each user.
     pub fn release(&self, user: usize) {
         for position in self.uses_of(user) {

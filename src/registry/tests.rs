@@ -726,6 +726,10 @@ fn shared_guards_are_taken_once_and_held_until_the_last_user_is_released() {
     assert!(guards.region(40 + 3, 0x1010).is_none(), "not that user's");
     assert_eq!([0x1fff, 0x2000].map(|address| guards.region(60, address).map(Region::sequence)), [Some(0), Some(1)]);
     assert!(guards.region(61, 0x100).is_none());
+    for (user, its) in [(3, &[3][..]), (40 + 3, &[1][..]), (60, &[0, 1][..]), (61, &[][..])] {
+        let found: Vec<usize> = (0..20).filter(|at| guards.is_in(user, Arc::as_ptr(&regions[*at]))).collect();
+        assert_eq!(found, its, "of user {user}");
+    }
     (0..60).for_each(|user| guards.release(user));
     let held: Vec<_> = regions.iter().filter(|region| region.in_flight() == 1).map(|region| region.sequence()).collect();
     assert_eq!(held, [0, 1]);

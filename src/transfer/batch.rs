@@ -163,6 +163,10 @@ impl Completion for Submission {
     fn region(&self, index: u32, address: u64) -> Option<&Region> {
         self.guards.region(index as usize, address)
     }
+
+    fn is_in(&self, index: u32, region: *const Region) -> bool {
+        self.guards.is_in(index as usize, region)
+    }
 }
 
 /// Publishes a completed task when it is dropped: nothing that happens to the sender of its notification can lose the task.

@@ -212,37 +212,45 @@ pub fn submit(
         }
     }
     let mut guards = SharedGuards::with_capacity(requests.len());
+    // Requests that no transport is asked for.
+    let mut others = Vec::new();
+    let mut at = 0;
     registry.read(|view| {
-        requests.iter().try_for_each(|request| {
-            view.share(request.local, &mut guards).map_err(|refusal| {
-                let (address, length) = (request.local.address(), request.local.length());
+        requests.iter().enumerate().try_for_each(|(index, request)| -> Result<()> {
+            let Request { opcode, local, segment, remote_address, hints } = *request;
+            view.share(local, &mut guards).map_err(|refusal| {
+                let (address, length) = (local.address(), local.length());
                 let why = match refusal {
                     Refusal::Draining => "is being unregistered",
                     Refusal::NotRegistered | Refusal::NotAccessible => "is not registered",
                 };
                 Error::new(Code::AddressNotRegistered, format!("local memory [{address:#x}, +{length}) {why}"))
-            })
+            })?;
+            let (index, length) = (index as u32, local.length());
+            if isize::try_from(length).is_ok_and(|length| length > 0) && remote_address.checked_add(length - 1).is_some() {
+                if routes[at].0 != segment {
+                    at = routes.iter().position(|(other, ..)| *other == segment).unwrap_or(at);
+                }
+                routes[at].2.push(Piece { local, remote_address, index, opcode, way: hints.way(Arc::as_ptr(batch) as u64) });
+            } else {
+                others.push(index);
+            }
+            Ok(())
         })
     })?;
     let first_segment = requests.first().map_or(0, |request| request.segment);
     let submission = batch.begin(requests, guards, notification.map(|notification| (first_segment, notification)))?;
-    let mut at = 0;
-    for (index, request) in requests.iter().enumerate() {
-        let Request { opcode, local, segment, remote_address, hints } = *request;
-        let (index, length) = (index as u32, local.length());
+    for index in others {
+        let Request { local, remote_address, .. } = requests[index as usize];
+        let length = local.length();
         if length == 0 {
             submission.complete(&[index]);
         } else if isize::try_from(length).is_err() {
             let text = format!("local memory [{:#x}, +{length}) is longer than any memory", local.address());
             submission.finish(index, Err(Error::new(Code::Fault, text)));
-        } else if remote_address.checked_add(length - 1).is_none() {
+        } else {
             let text = format!("remote range [{remote_address:#x}, +{length}) runs past the end of the address space");
             submission.finish(index, Err(Error::new(Code::AddressNotRegistered, text)));
-        } else {
-            if routes[at].0 != segment {
-                at = routes.iter().position(|(other, ..)| *other == segment).unwrap_or(at);
-            }
-            routes[at].2.push(Piece { local, remote_address, index, opcode, way: hints.way(Arc::as_ptr(batch) as u64) });
         }
     }
     let deadline = Deadline { absolute: options.deadline, stall: options.stall.unwrap_or(default_stall) };

@@ -89,6 +89,12 @@ pub trait Completion: Send + Sync {
         let _ = (index, address);
         None
     }
+
+    /// Whether this region, which was found for another slice of the same submission, is guarded for this one as well.
+    fn is_in(&self, index: u32, region: *const Region) -> bool {
+        let _ = (index, region);
+        false
+    }
 }
 
 /// Which way a slice is to take, where a transport has several.

@@ -26,7 +26,7 @@ use super::device::PeerQueuePair;
 use super::nic::Opened;
 use super::peer::Peer;
 use super::verbs::QueuePair;
-use super::work::{Span, by_group};
+use super::work::{Group, Span};
 use crate::error::{Error, Result};
 use crate::topology::GidAddress;
 
@@ -191,16 +191,14 @@ impl Endpoint {
         self.is_retired() || matches!(self.phase, Phase::AwaitsReady(_)) || !self.waiting.is_empty() || self.is_posted()
     }
 
-    /// Puts spans into the queue.
-    pub fn queue(&mut self, spans: Vec<Span>) {
+    /// Puts spans, which are of no other groups than these, into the queue.
+    pub fn queue(&mut self, spans: Vec<Span>, groups: &[Arc<Group>]) {
         self.was_used = true;
         if self.waiting.is_empty() && !self.is_posted() {
             self.next_expiry = None;
         }
-        for of_group in by_group(&spans) {
-            let expiry = of_group[0].group().expiry(self.moved);
-            self.next_expiry = self.next_expiry.into_iter().chain([expiry]).min();
-        }
+        let expiry = groups.iter().map(|group| group.expiry(self.moved)).min();
+        self.next_expiry = self.next_expiry.into_iter().chain(expiry).min();
         if self.waiting.is_empty() {
             self.waiting = spans.into();
         } else {

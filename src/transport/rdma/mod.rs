@@ -171,19 +171,22 @@ impl Shared {
         let mut planner = Planner::new(self, peer, &view, spans.len());
         let mut missing = Vec::new();
         // Mostly all are of the same.
-        let (mut last, mut is_over): (Option<Arc<Group>>, bool) = (None, false);
+        let (mut groups, mut is_over): (Vec<Arc<Group>>, bool) = (Vec::new(), false);
         for span in spans {
-            let group = match last {
-                Some(ref group) if Arc::ptr_eq(group, span.group()) => group,
-                _ => {
-                    is_over = span.group().is_troubled() || span.group().is_cancelled();
-                    last.insert(span.group().clone())
-                }
-            };
+            if !groups.last().is_some_and(|group| Arc::ptr_eq(group, span.group())) {
+                is_over = span.group().is_troubled() || span.group().is_cancelled();
+                groups.push(span.group().clone());
+                planner.begin_group();
+            }
             if is_over && let Some(error) = span.doomed() {
                 span.end(Err(error));
                 continue;
             }
+            if let Some(place) = planner.find_known(&span) {
+                planner.put_as_known(span, place);
+                continue;
+            }
+            let Some(group) = groups.last() else { unreachable!("the span's is there") };
             match planner.plan(group, span) {
                 Ok(()) => {}
                 Err(NotAtPeer(mut span)) if !span.has_missed => {
@@ -206,7 +209,7 @@ impl Shared {
         }
         for rail in planner.rails {
             let nic = &self.nics[rail.nic];
-            let fallout = nic.submit(&rail.path, peer, rail.spans);
+            let fallout = nic.submit(&rail.path, peer, rail.spans, &groups);
             self.settle(nic, fallout);
         }
         self.park(peer, missing);

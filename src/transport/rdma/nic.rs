@@ -25,7 +25,7 @@ use super::endpoint::{Connection, Endpoint, Phase, Retirement};
 use super::outage::Outage;
 use super::peer::Peer;
 use super::verbs::{CompletionChannel, CompletionQueue, Library, Outcome, WorkCompletion, WorkRequest};
-use super::work::{Group, Span, by_group};
+use super::work::{Group, Span};
 use crate::config::RdmaConfig;
 use crate::error::{Code, Error, Result};
 use crate::registry::MemoryKey;
@@ -350,11 +350,11 @@ impl LocalNic {
         Locked { nic: self, state: self.state.lock(), fallout: Fallout::default() }
     }
 
-    /// Puts spans for a peer's NIC into its queue, and posts what can be.
-    pub fn submit(&self, path: &Arc<str>, peer: &Arc<Peer>, mut spans: Vec<Span>) -> Fallout {
+    /// Puts spans for a peer's NIC, which are of no other groups than these, into its queue, and posts what can be.
+    pub fn submit(&self, path: &Arc<str>, peer: &Arc<Peer>, mut spans: Vec<Span>, groups: &[Arc<Group>]) -> Fallout {
         let mut locked = self.lock();
         // Whoever cancels later finds them in the queue, or posted.
-        if by_group(&spans).any(|spans| spans[0].group().is_cancelled()) {
+        if groups.iter().any(|group| group.is_cancelled()) {
             for span in std::mem::take(&mut spans) {
                 match span.doomed() {
                     Some(error) => locked.fallout.ended.push((span, error)),
@@ -371,7 +371,7 @@ impl LocalNic {
             let index = locked.endpoint(path);
             let locked = &mut locked;
             if let Some(endpoint) = &mut locked.state.endpoints[index as usize] {
-                endpoint.queue(spans);
+                endpoint.queue(spans, groups);
                 endpoint.peer.get_or_insert_with(|| peer.clone());
                 if matches!(endpoint.phase, Phase::New) {
                     endpoint.phase = Phase::Connecting;

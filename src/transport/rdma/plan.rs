@@ -5,6 +5,9 @@
 //! location of the memory here, the peer's by that of the peer's memory; each NIC here keeps to one of several equal ones there, so that
 //! few connections are needed. A span that has failed takes the next pair of NICs, as does one of which the caller says that it has. Spans of
 //! one path take the same pair, and are not striped.
+//!
+//! Where there is only one way between a chunk here and an entry there it is kept for the rest of the group's spans, so that of those that go
+//! through the same regions in the same order again and again only the first of each looks for it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +19,7 @@ use super::work::{Group, Span};
 use crate::error::{Code, Error};
 use crate::metadata::BufferDescriptor;
 use crate::registry::{Chunk, Region};
+use crate::sys::MemoryRange;
 use crate::topology::{NicChoice, location_at};
 use crate::transport::Device;
 
@@ -28,6 +32,38 @@ pub(super) struct Rail {
     pub path: Arc<str>,
     pub spans: Vec<Span>,
 }
+
+/// Which way a span has gone: the NIC at the peer, a rail, and keys.
+struct Way {
+    device: usize,
+    rail: usize,
+    local_key: u32,
+    remote_key: u32,
+}
+
+/// The only way between a chunk here and an entry there that the spans of a group have.
+struct Known {
+    /// It is compared only: a span's task may be in another region, or none.
+    region: *const Region,
+    chunk: MemoryRange,
+    remote_address: u64,
+    remote_length: u64,
+    local_key: u32,
+    remote_key: u32,
+    rail: usize,
+}
+
+impl Known {
+    fn contains(&self, local: MemoryRange, remote_address: u64) -> bool {
+        let offset = remote_address.wrapping_sub(self.remote_address);
+        self.chunk.contains(local.address(), local.length())
+            && offset < self.remote_length
+            && local.length() <= self.remote_length - offset
+    }
+}
+
+/// No more ways than this are kept: they are of use where they come again in the same order, and while they are in the processor's cache.
+const MOST_KNOWN: usize = 1024;
 
 /// The peer's descriptor has no entry for it; a newer one may.
 pub(super) struct NotAtPeer(pub Span);
@@ -53,7 +89,7 @@ enum Refused {
 /// The preferred NICs of the location that was asked for last: most spans of a submission are at the same.
 #[derive(Default)]
 struct Preferred {
-    /// Where the location's text is; texts are shared.
+    /// Where the location's text is; texts are shared. 0 if they are of that one byte only.
     text: usize,
     nics: Vec<usize>,
 }
@@ -70,6 +106,11 @@ impl Preferred {
         }
         &self.nics
     }
+
+    /// Whether these are the preferred ones of all bytes of their buffer, and this one among them.
+    fn is_always(&self, nic: usize) -> bool {
+        self.text != 0 && self.nics.contains(&nic)
+    }
 }
 
 /// Plans spans for one peer.
@@ -84,6 +125,9 @@ pub(super) struct Planner<'a> {
     /// Which of several preferred NICs is next.
     turn: usize,
     expected: usize,
+    known: Vec<Known>,
+    /// The one that was of use last.
+    last_known: usize,
     pub rails: Vec<Rail>,
     /// Spans that are over. They are ended when nothing is locked.
     pub ended: Vec<(Span, Error)>,
@@ -102,9 +146,36 @@ impl<'a> Planner<'a> {
             there: Preferred::default(),
             turn: shared.next_turn.fetch_add(1, Ordering::Relaxed),
             expected,
+            known: Vec::new(),
+            last_known: 0,
             rails: Vec::new(),
             ended: Vec::new(),
         }
+    }
+
+    /// The next spans are of another group, whose tasks are in regions that are guarded for it.
+    pub fn begin_group(&mut self) {
+        self.known.clear();
+        self.last_known = 0;
+    }
+
+    /// The place of the only way that a span has, if that is known: it is the one of the span before, or the one that was found after that.
+    #[inline]
+    pub fn find_known(&self, span: &Span) -> Option<usize> {
+        let next = if self.last_known + 1 < self.known.len() { self.last_known + 1 } else { 0 };
+        let is_its =
+            |known: &Known| known.contains(span.local, span.remote_address) && span.group().is_in(span.task(), known.region);
+        let found = [self.last_known, next].into_iter().find(|place| self.known.get(*place).is_some_and(is_its));
+        found.filter(|_| span.tries() == 0)
+    }
+
+    /// Puts a span on the rail of such a way.
+    #[inline]
+    pub fn put_as_known(&mut self, mut span: Span, place: usize) {
+        self.last_known = place;
+        let Known { local_key, remote_key, rail, .. } = self.known[place];
+        (span.local_key, span.remote_key) = (local_key, remote_key);
+        self.rails[rail].spans.push(span);
     }
 
     /// Puts a span of the group, or its parts, on rails, or among those that are over.
@@ -188,7 +259,12 @@ impl<'a> Planner<'a> {
                 let is_usable = |nic: &&usize| is_usable(**nic);
                 let nic = from.iter().find(is_usable).or_else(|| before.iter().find(is_usable)).copied();
                 if let Some(nic) = nic {
-                    return self.put(span, tries, nic, view, chunk, buffer);
+                    let is_only = preferred.len() == 1 && self.here.is_always(nic);
+                    let way = self.put(span, tries, nic, view, chunk, buffer);
+                    if is_only && let Some(way) = way {
+                        self.keep(region, chunk, buffer, way);
+                    }
+                    return;
                 }
             } else {
                 let usable = from.iter().chain(before).copied().filter(|nic| is_usable(*nic));
@@ -196,7 +272,8 @@ impl<'a> Planner<'a> {
                 let length = (span.local.length() / nics.len().max(1) as u64).next_multiple_of(slice);
                 for (place, nic) in nics.iter().enumerate() {
                     if place + 1 == nics.len() || length >= span.local.length() {
-                        return self.put(span, tries, *nic, view, chunk, buffer);
+                        self.put(span, tries, *nic, view, chunk, buffer);
+                        return;
                     }
                     let part = span.split(length);
                     self.put(part, tries, *nic, view, chunk, buffer);
@@ -204,7 +281,9 @@ impl<'a> Planner<'a> {
             }
         }
         match shared.choice.select(&location_at(name, length, offset), tries, is_usable) {
-            Some(nic) => self.put(span, tries, nic, view, chunk, buffer),
+            Some(nic) => {
+                self.put(span, tries, nic, view, chunk, buffer);
+            }
             None => {
                 let text = format!("no NIC that knows local memory at {:#x} is active", span.local.address());
                 self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
@@ -212,14 +291,32 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Puts a span on the rail of a NIC here and the one at the peer that goes with it.
-    fn put(&mut self, mut span: Span, tries: u32, nic: usize, view: &View, chunk: &Chunk, buffer: &BufferDescriptor) {
+    /// Keeps the way that a span has just taken between a chunk, by the only NIC that its region prefers, and an entry.
+    fn keep(&mut self, region: &Region, chunk: &Chunk, buffer: &BufferDescriptor, way: Way) {
+        if self.known.len() < MOST_KNOWN && self.there.is_always(way.device) {
+            self.last_known = self.known.len();
+            let Way { local_key, remote_key, rail, .. } = way;
+            let (remote_address, remote_length) = (buffer.address, buffer.length);
+            self.known.push(Known { region, chunk: chunk.range(), remote_address, remote_length, local_key, remote_key, rail });
+        }
+    }
+
+    /// Puts a span on the rail of a NIC here and the one at the peer that goes with it, and answers which way that is. It may be over instead.
+    fn put(
+        &mut self,
+        mut span: Span,
+        tries: u32,
+        nic: usize,
+        view: &View,
+        chunk: &Chunk,
+        buffer: &BufferDescriptor,
+    ) -> Option<Way> {
         let device = self.peer_device(&span, tries, nic, view, buffer);
         let (Some(key), Some(device)) = (chunk.key(nic), device) else {
             let name = self.peer.segment.descriptor().name.clone();
             let text = format!("{name} has no NIC that knows its memory at {:#x}", span.remote_address);
             self.ended.push((span, Error::new(Code::DeviceNotFound, text)));
-            return;
+            return None;
         };
         let remote_key = buffer.rkey[device];
         // The peer still has the key that was refused: the keys of its other NICs are for the same memory, and no better.
@@ -231,12 +328,14 @@ impl<'a> Planner<'a> {
                 span.remote_address
             );
             self.ended.push((span, Error::new(Code::AddressNotRegistered, text)));
-            return;
+            return None;
         }
         (span.local_key, span.remote_key) = (key.lkey, remote_key);
         let path = &view.paths[device];
-        match self.rails.iter_mut().find(|rail| rail.nic == nic && Arc::ptr_eq(&rail.path, path)) {
-            Some(rail) => rail.spans.push(span),
+        let found = self.rails.iter().position(|rail| rail.nic == nic && Arc::ptr_eq(&rail.path, path));
+        let rail = found.unwrap_or(self.rails.len());
+        match found {
+            Some(rail) => self.rails[rail].spans.push(span),
             None => {
                 let room = if self.rails.is_empty() { self.expected } else { 1 };
                 let mut spans = Vec::with_capacity(room.max(1));
@@ -244,6 +343,7 @@ impl<'a> Planner<'a> {
                 self.rails.push(Rail { nic, path: path.clone(), spans });
             }
         }
+        Some(Way { device, rail, local_key: key.lkey, remote_key })
     }
 
     /// The peer's NIC for memory of an entry.

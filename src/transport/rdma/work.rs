@@ -94,6 +94,11 @@ impl Group {
         self.completion.region(self.pieces[task as usize].index, address)
     }
 
+    /// Whether this region, which was found for another task of the group, is guarded for this one as well.
+    pub fn is_in(&self, task: u32, region: *const Region) -> bool {
+        self.completion.is_in(self.pieces[task as usize].index, region)
+    }
+
     /// When a span has waited for too long, on a connection on which something has moved last at that time.
     pub fn expiry(&self, moved: Instant) -> Instant {
         let stalled = self.started.max(moved).checked_add(self.deadline.stall);
@@ -245,11 +250,6 @@ impl Span {
         self.group.tasks[self.task as usize].moved.fetch_add(self.local.length(), Ordering::Relaxed);
         (self.group, self.task)
     }
-}
-
-/// Runs of spans of the same group. Those that come together are of few groups.
-pub(super) fn by_group(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
-    spans.chunk_by(|one, next| Arc::ptr_eq(&one.group, &next.group))
 }
 
 // There may be very many.
