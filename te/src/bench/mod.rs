@@ -7,7 +7,7 @@
 mod copies;
 #[cfg(feature = "rdma")]
 mod device;
-mod machine;
+pub mod machine;
 mod model;
 mod open;
 mod perftest;
@@ -19,7 +19,7 @@ mod raw;
 mod register;
 mod rings;
 mod seed;
-mod statistics;
+pub mod statistics;
 mod target;
 mod transfer;
 
