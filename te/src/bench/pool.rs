@@ -207,9 +207,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             eprintln!("{devices} devices, {} keys of {}", package.keys, output::bytes(package.size as u64));
             subject.check(&mut memory, package, true)?;
             subject.warm_up(&memory, package)?;
-            let measured = subject.measure_rounds(&memory, package, arguments.rounds, limit, time_fixed_work)?;
-            let (rounds, noise): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
-            fixed_work.extend(noise);
+            let mut rounds = Vec::new();
+            for round in 0..arguments.rounds as usize {
+                rounds.push(subject.measure_round(&memory, package, &WAYS, round, limit)?);
+                fixed_work.push(time_fixed_work());
+            }
             rows.push(Row::of(package, devices, package.size as u64 <= subject.largest_lease(), &rounds));
         }
     }

@@ -212,23 +212,19 @@ impl Subject {
         Ok(())
     }
 
-    /// Each way in each round, and something else; another one comes first in the next.
-    pub fn measure_rounds<T>(
+    /// Each of the ways for so long; another one comes first in the next round. The others' samples are zeros.
+    pub fn measure_round(
         &self,
         memory: &Memory,
         package: Package,
-        rounds: u32,
+        ways: &[Way],
+        round: usize,
         limit: Duration,
-        mut beside: impl FnMut() -> T,
-    ) -> Result<Vec<(Round, T)>, Box<dyn Error>> {
-        let mut samples = Vec::new();
-        for round in 0..rounds as usize {
-            let mut of_round = Round::default();
-            for position in 0..WAYS.len() {
-                let way = (position + round) % WAYS.len();
-                of_round[way] = self.measure(WAYS[way], memory, package, limit)?;
-            }
-            samples.push((of_round, beside()));
+    ) -> Result<Round, Box<dyn Error>> {
+        let mut samples = Round::default();
+        for position in 0..ways.len() {
+            let way = ways[(position + round) % ways.len()];
+            samples[way as usize] = self.measure(way, memory, package, limit)?;
         }
         Ok(samples)
     }
