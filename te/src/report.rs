@@ -202,10 +202,17 @@ impl Key {
     }
 }
 
+/// As in the file.
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// `index look-up, ours (regions 256)`.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = serde_json::to_value(self.table).ok().and_then(|name| name.as_str().map(str::to_string)).unwrap_or_default();
+        let table = self.table;
         let place: Vec<String> = self.place.iter().map(|(name, value)| format!("{name} {value}")).collect();
         write!(f, "{table} {}, {} ({})", self.quantity, self.subject, place.join(", "))
     }
