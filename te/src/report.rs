@@ -151,6 +151,11 @@ impl Report {
         self.measurements.iter().filter(move |measurement| measurement.key.table == table)
     }
 
+    /// What was measured of that key.
+    pub fn find(&self, key: &Key) -> Option<&Measurement> {
+        self.measurements.iter().find(|measurement| measurement.key == *key)
+    }
+
     /// Reads a file; one of another kind or version is an error that says so.
     pub fn read(path: &Path) -> io::Result<Report> {
         let fail = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
@@ -179,6 +184,11 @@ impl Measurement {
     /// Median, smallest and largest.
     pub fn spread(&self) -> Spread {
         Spread::of(self.samples.clone())
+    }
+
+    /// These samples divided by those of another one, round by round.
+    pub fn ratio_to(&self, other: &Measurement) -> Spread {
+        Spread::of(self.samples.iter().zip(&other.samples).map(|(sample, other)| sample / other).collect())
     }
 }
 

@@ -75,6 +75,28 @@ pub enum Pages {
     Huge,
 }
 
+impl Memory {
+    /// As on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// What is in a file is not made of large pages unless the machine is set up so.
+    pub fn can_consist_of(self, pages: Pages) -> bool {
+        pages == Pages::Small || self != Memory::Shared
+    }
+}
+
+impl Pages {
+    /// Their size.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pages::Small => "4 KiB",
+            Pages::Huge => "2 MiB",
+        }
+    }
+}
+
 /// Ways to register, in this order: ours has the same neighbours as the one it is compared with.
 const WAYS: [&str; 4] = ["sequential", "a thread each", "ours", "two threads"];
 
@@ -194,9 +216,7 @@ pub fn run(arguments: &Arguments, as_json: bool) -> Result<(), Box<dyn Error>> {
         let fleet = Fleet::new(devices)?;
         for bytes in arguments.sizes.iter().copied() {
             for pages in arguments.pages.iter().copied() {
-                // What is in a file is not made of large pages unless the machine is set up so.
-                let fits = |memory: &Memory| pages == Pages::Small || *memory != Memory::Shared;
-                for memory in arguments.memory.iter().copied().filter(fits) {
+                for memory in arguments.memory.iter().copied().filter(|memory| memory.can_consist_of(pages)) {
                     eprintln!("{devices} devices, {}, {memory:?}, {pages:?} pages", output::bytes(bytes as u64));
                     let (mut rounds, mut round_trip_ns) = (Vec::new(), Vec::new());
                     // The first round finds no thread and nothing learnt.

@@ -283,7 +283,7 @@ mod tests {
 
     fn row(size: usize, devices: usize, us: [f64; 4], staged_registrations: f64) -> Row {
         let round = WAYS
-            .map(|way| Sample { us: us[way as usize], registrations: if way == Way::Staged { staged_registrations } else { 1.0 } });
+            .map(|way| Sample { us: us[way as usize], mean_us: us[way as usize], registrations: if way == Way::Staged { staged_registrations } else { 1.0 } });
         Row::of(Package { size, keys: 1 }, devices, size <= 1 << 20, &[round])
     }
 
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn trials_of_the_other_path_count() {
         let auto = |us: [f64; 4], registrations| {
-            let mut round = WAYS.map(|way| Sample { us: us[way as usize], registrations: 16.0 });
+            let mut round = WAYS.map(|way| Sample { us: us[way as usize], mean_us: us[way as usize], registrations: 16.0 });
             round[Way::Staged as usize].registrations = 0.0;
             round[Way::Auto as usize].registrations = registrations;
             Row::of(Package { size: 4096, keys: 16 }, 1, true, &[round]).auto.us.median

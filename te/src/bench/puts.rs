@@ -118,6 +118,8 @@ impl Memory {
 pub struct Sample {
     /// Microseconds of a put, the median.
     pub us: f64,
+    /// The same on average, with what trials of the other path cost.
+    pub mean_us: f64,
     /// Regions that were registered, by put.
     pub registrations: f64,
 }
@@ -241,7 +243,9 @@ impl Subject {
             times.push(since.elapsed().as_secs_f64() * 1e6);
         }
         let registered = self.engine.counters().regions_registered.get() - registered;
-        Ok(Sample { us: percentile(&mut times, 0.5), registrations: registered as f64 / times.len() as f64 })
+        let puts = times.len() as f64;
+        let mean_us = times.iter().sum::<f64>() / puts;
+        Ok(Sample { us: percentile(&mut times, 0.5), mean_us, registrations: registered as f64 / puts })
     }
 
     fn requests(&self, memory: &Memory, package: Package) -> Vec<Request> {

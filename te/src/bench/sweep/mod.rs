@@ -8,6 +8,8 @@
 //! leave them behind; processes that it has started end with it.
 
 mod index;
+mod parallel;
+mod pool;
 mod recorder;
 mod tables;
 
@@ -46,6 +48,9 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "256,1024,4096,8192,16384,65536")]
     #[arg(default_value_if("quick", "true", "256,8192,65536"))]
     regions: Vec<usize>,
+    /// The verbs library of this repository's tests, for the rows of a report on puts at 1/16 of their sizes.
+    #[arg(long, value_name = "PATH")]
+    verbs: Option<PathBuf>,
 }
 
 /// A part of the sweep.
@@ -53,12 +58,18 @@ pub struct Arguments {
 enum Part {
     /// Structures that find regions.
     Index,
+    /// Registering with several devices.
+    Parallel,
+    /// Puts by a pool of staging buffers.
+    Pool,
 }
 
 impl Part {
     fn cells(self, arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
         Ok(match self {
             Part::Index => index::cells(&arguments.regions),
+            Part::Parallel => parallel::cells(arguments.quick),
+            Part::Pool => pool::cells(arguments.quick, arguments.verbs.as_deref()),
         })
     }
 
@@ -66,6 +77,8 @@ impl Part {
     fn text(self, report: &Report) -> String {
         match self {
             Part::Index => index::text(report),
+            Part::Parallel => parallel::text(report),
+            Part::Pool => pool::text(report),
         }
     }
 }

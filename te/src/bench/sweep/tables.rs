@@ -37,7 +37,7 @@ fn lines(rows: &[&Measurement]) -> Vec<Vec<String>> {
 }
 
 /// Columns as wide as what is in them, words at the right.
-fn aligned(lines: &[Vec<String>]) -> String {
+pub fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|word| word.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
