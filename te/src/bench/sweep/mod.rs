@@ -12,6 +12,7 @@ mod parallel;
 mod pool;
 mod recorder;
 mod tables;
+mod transfer;
 
 use std::error::Error;
 use std::io::IsTerminal;
@@ -62,6 +63,8 @@ enum Part {
     Parallel,
     /// Puts by a pool of staging buffers.
     Pool,
+    /// Latency and throughput of transfers between two processes.
+    Transfer,
 }
 
 impl Part {
@@ -70,6 +73,7 @@ impl Part {
             Part::Index => index::cells(&arguments.regions),
             Part::Parallel => parallel::cells(arguments.quick),
             Part::Pool => pool::cells(arguments.quick, arguments.verbs.as_deref()),
+            Part::Transfer => transfer::cells(arguments.quick),
         })
     }
 
@@ -79,6 +83,7 @@ impl Part {
             Part::Index => index::text(report),
             Part::Parallel => parallel::text(report),
             Part::Pool => pool::text(report),
+            Part::Transfer => transfer::text(report),
         }
     }
 }
