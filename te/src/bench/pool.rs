@@ -282,8 +282,11 @@ mod tests {
     use crate::bench::puts::Sample;
 
     fn row(size: usize, devices: usize, us: [f64; 4], staged_registrations: f64) -> Row {
-        let round = WAYS
-            .map(|way| Sample { us: us[way as usize], mean_us: us[way as usize], registrations: if way == Way::Staged { staged_registrations } else { 1.0 } });
+        let round = WAYS.map(|way| Sample {
+            us: us[way as usize],
+            mean_us: us[way as usize],
+            registrations: if way == Way::Staged { staged_registrations } else { 1.0 },
+        });
         Row::of(Package { size, keys: 1 }, devices, size <= 1 << 20, &[round])
     }
 

@@ -20,8 +20,10 @@ const OURS: &str = "ours";
 /// As [`Fleet::measure_round`] has the costs of the ways.
 const SUBJECTS: [&str; 3] = [SEQUENTIAL, THREADS, OURS];
 
+type Figure = fn(&Cost) -> f64;
+
 /// What is measured of each.
-const QUANTITIES: [(&str, fn(&Cost) -> f64); 3] = [
+const QUANTITIES: [(&str, Figure); 3] = [
     ("register", |cost| cost.register),
     ("unregister", |cost| cost.unregister),
     ("allocate, register, unregister", |cost| cost.allocate + cost.register + cost.unregister),
@@ -122,7 +124,8 @@ pub fn text(report: &Report) -> String {
          are of 500 GB of DRAM and several NICs.",
     );
     out.push('\n');
-    let heading = ["memory", "page", "size", "devices", "step", "parallel", "ours", "sequential", "parallel ratio", "our ratio", "report"];
+    let heading =
+        ["memory", "page", "size", "devices", "step", "parallel", "ours", "sequential", "parallel ratio", "our ratio", "report"];
     let mut lines = vec![heading.map(str::to_string).to_vec()];
     for measurement in sequential {
         let key = &measurement.key;

@@ -58,8 +58,12 @@ pub fn cells(is_quick: bool, verbs: Option<&Path>) -> Vec<Box<dyn Cell>> {
     }
     if let Some(verbs) = verbs {
         let scripts = seed::scripts(if is_quick { most } else { usize::MAX });
-        let stage =
-            Rc::new(RefCell::new(Scripted { verbs: verbs.into(), scripts: scripts.clone(), subjects: BTreeMap::new(), stand: None }));
+        let stage = Rc::new(RefCell::new(Scripted {
+            verbs: verbs.into(),
+            scripts: scripts.clone(),
+            subjects: BTreeMap::new(),
+            stand: None,
+        }));
         for Script { package, nics, .. } in scripts {
             cells.push(Box::new(Place { package, devices: nics, device: FAKE_VERBS, round: 0, stage: stage.clone() }));
         }
@@ -271,17 +275,23 @@ mod tests {
         let mut report = Report::begin(String::new());
         for (keys, devices) in [(256usize, 1usize), (256, 4), (256, 8), (16, 1)] {
             for (subject, ms, registrations) in [(REGISTERING, 6.0, keys as f64), (POOL, 2.0, 0.0)] {
-                let place: [(&str, Value); 4] =
-                    [("size", (256usize << 10).into()), ("keys", keys.into()), ("devices", devices.into()), ("device", RINGS.into())];
+                let place: [(&str, Value); 4] = [
+                    ("size", (256usize << 10).into()),
+                    ("keys", keys.into()),
+                    ("devices", devices.into()),
+                    ("device", RINGS.into()),
+                ];
                 report.add(Key::new(Table::Pool, "put", subject, &place), "ms", Better::Less, ms);
                 report.add(Key::new(Table::Pool, "registrations", subject, &place), "calls", Better::Less, registrations);
             }
         }
         let text = text(&report);
         let lines: Vec<&str> = text.lines().collect();
-        let words = |line: &str| line.split("  ").map(str::trim).filter(|word| !word.is_empty()).map(str::to_string).collect::<Vec<_>>();
+        let words =
+            |line: &str| line.split("  ").map(str::trim).filter(|word| !word.is_empty()).map(str::to_string).collect::<Vec<_>>();
         let figures = ["3.00 (3.00..3.00)", "4.000", "256 0"];
-        let first = [["256 KiB", "256", "64.0 MiB"].as_slice(), &figures, &["1.40x, 36.98 ms"], &figures, &figures, &["2.20x, 91.13 ms"]];
+        let first =
+            [["256 KiB", "256", "64.0 MiB"].as_slice(), &figures, &["1.40x, 36.98 ms"], &figures, &figures, &["2.20x, 91.13 ms"]];
         assert_eq!(words(lines[lines.len() - 2]), first.concat(), "{text}");
         assert_eq!(words(lines[lines.len() - 1])[3..], ["3.00 (3.00..3.00)", "4.000", "16 0"], "{text}");
     }
