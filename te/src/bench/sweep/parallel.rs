@@ -34,7 +34,7 @@ pub fn cells(is_quick: bool) -> Vec<Box<dyn Cell>> {
     use Memory::{Alternating, Shared, Untouched, Written, Zeros};
     let (devices, kinds, size): (&[usize], &[Memory], usize) = match is_quick {
         true => (&[1, 4, 8], &[Written, Untouched], 32 << 20),
-        false => (&[1, 2, 4, 8], &[Written, Untouched, Zeros, Alternating, Shared], 128 << 20),
+        false => (&[1, 2, 4, 8], &[Written, Untouched, Zeros, Alternating, Shared], 64 << 20),
     };
     let mut cells: Vec<Box<dyn Cell>> = Vec::new();
     for devices in devices.iter().copied() {
