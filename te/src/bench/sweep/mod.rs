@@ -9,6 +9,7 @@
 
 mod index;
 mod recorder;
+mod register;
 mod tables;
 
 use std::error::Error;
@@ -46,6 +47,8 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "256,1024,4096,8192,16384,65536")]
     #[arg(default_value_if("quick", "true", "256,8192,65536"))]
     regions: Vec<usize>,
+    #[command(flatten)]
+    register: register::Arguments,
 }
 
 /// A part of the sweep.
@@ -53,12 +56,15 @@ pub struct Arguments {
 enum Part {
     /// Structures that find regions.
     Index,
+    /// Registering and unregistering, and the steps of it.
+    Register,
 }
 
 impl Part {
     fn cells(self, arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
         Ok(match self {
             Part::Index => index::cells(&arguments.regions),
+            Part::Register => register::cells(&arguments.register, &arguments.regions)?,
         })
     }
 
@@ -66,6 +72,7 @@ impl Part {
     fn text(self, report: &Report) -> String {
         match self {
             Part::Index => index::text(report),
+            Part::Register => register::text(report),
         }
     }
 }
