@@ -159,10 +159,10 @@ impl Ready {
             Ok::<Peer, Box<dyn Error>>(peer)
         };
         let wheel = wheel.and_then(|python| {
-            let skip = |error: &Box<dyn Error>| {
+            let skip = |error: &dyn Error| {
                 recorder.skip(&format!("the package mooncake-transfer-engine of {}", python.display()), &error.to_string())
             };
-            start(python).inspect_err(skip).ok()
+            start(python).inspect_err(|error| skip(&**error)).ok()
         });
         Ok(Ready {
             wheel,
