@@ -11,6 +11,7 @@ mod index;
 mod parallel;
 mod pool;
 mod recorder;
+mod register;
 mod tables;
 mod transfer;
 
@@ -49,6 +50,8 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "256,1024,4096,8192,16384,65536")]
     #[arg(default_value_if("quick", "true", "256,8192,65536"))]
     regions: Vec<usize>,
+    #[command(flatten)]
+    register: register::Arguments,
     /// The verbs library of this repository's tests, for the rows of a report on puts at 1/16 of their sizes.
     #[arg(long, value_name = "PATH")]
     verbs: Option<PathBuf>,
@@ -59,6 +62,8 @@ pub struct Arguments {
 enum Part {
     /// Structures that find regions.
     Index,
+    /// Registering and unregistering, and the steps of it.
+    Register,
     /// Registering with several devices.
     Parallel,
     /// Puts by a pool of staging buffers.
@@ -71,6 +76,7 @@ impl Part {
     fn cells(self, arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
         Ok(match self {
             Part::Index => index::cells(&arguments.regions),
+            Part::Register => register::cells(&arguments.register, &arguments.regions)?,
             Part::Parallel => parallel::cells(arguments.quick),
             Part::Pool => pool::cells(arguments.quick, arguments.verbs.as_deref()),
             Part::Transfer => transfer::cells(arguments.quick),
@@ -81,6 +87,7 @@ impl Part {
     fn text(self, report: &Report) -> String {
         match self {
             Part::Index => index::text(report),
+            Part::Register => register::text(report),
             Part::Parallel => parallel::text(report),
             Part::Pool => pool::text(report),
             Part::Transfer => transfer::text(report),

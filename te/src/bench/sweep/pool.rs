@@ -291,7 +291,7 @@ mod tests {
             |line: &str| line.split("  ").map(str::trim).filter(|word| !word.is_empty()).map(str::to_string).collect::<Vec<_>>();
         let figures = ["3.00 (3.00..3.00)", "4.000", "256 0"];
         let first =
-            [["256 KiB", "256", "64.0 MiB"].as_slice(), &figures, &["1.40x, 36.98 ms"], &figures, &figures, &["2.20x, 91.13 ms"]];
+            [["256 KiB", "256", "64 MiB"].as_slice(), &figures, &["1.40x, 36.98 ms"], &figures, &figures, &["2.20x, 91.13 ms"]];
         assert_eq!(words(lines[lines.len() - 2]), first.concat(), "{text}");
         assert_eq!(words(lines[lines.len() - 1])[3..], ["3.00 (3.00..3.00)", "4.000", "16 0"], "{text}");
     }
