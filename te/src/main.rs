@@ -7,6 +7,7 @@ mod bench;
 mod info;
 mod metadata_server;
 mod output;
+mod report;
 mod ring;
 mod size;
 mod system;

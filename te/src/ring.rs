@@ -11,8 +11,8 @@ use transfer_engine::sys::MemoryRange;
 use transfer_engine::transport::Device;
 use transfer_engine::transport::device::{MemoryKey, registration_error};
 
-/// Buffers that one ring holds at a time.
-pub const SLOTS: u32 = 1024;
+/// Buffers that one ring holds at a time: as many as the kernel allows.
+pub const SLOTS: u32 = 1 << 14;
 
 /// A ring on which nothing is submitted. Any thread may register with it; the kernel lets one in at a time.
 pub struct Ring {

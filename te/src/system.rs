@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use transfer_engine::sys::MemoryRange;
 
@@ -183,9 +183,18 @@ impl FakeVerbs {
 
 /// Processor time that all threads of this process have used, user and system.
 pub fn process_cpu_time() -> Duration {
+    cpu_time(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// Processor time that this thread has used, user and system.
+pub fn thread_cpu_time() -> Duration {
+    cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn cpu_time(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes the one structure it is given; this clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    // SAFETY: writes the one structure it is given; both of these clocks always exist.
+    unsafe { libc::clock_gettime(clock, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -197,6 +206,21 @@ pub fn wait_for_event(descriptor: i32) {
     unsafe {
         libc::poll(&mut poll, 1, -1);
         libc::read(descriptor, (&raw mut count).cast(), 8);
+    }
+}
+
+/// Waits until there is something to be read, or the other end is closed. False if there is nothing for so long.
+pub fn wait_until_readable(descriptor: i32, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    loop {
+        let left = i32::try_from(end.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one structure.
+        match unsafe { libc::poll(&mut poll, 1, left) } {
+            // A signal was handled.
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            answer => return answer > 0,
+        }
     }
 }
 

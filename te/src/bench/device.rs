@@ -41,9 +41,9 @@ pub struct Settings<'a> {
 
 /// Microseconds per region.
 #[derive(Clone, Copy)]
-struct Cost {
-    register: f64,
-    unregister: f64,
+pub(super) struct Cost {
+    pub(super) register: f64,
+    pub(super) unregister: f64,
 }
 
 #[derive(Serialize)]
@@ -125,16 +125,16 @@ fn measure_engine(engine: &Engine, ranges: &[MemoryRange]) -> Result<Cost, Box<d
 }
 
 /// The devices once more, with protection domains of their own.
-struct Verbs(Vec<Arc<ProtectionDomain>>);
+pub(super) struct Verbs(Vec<Arc<ProtectionDomain>>);
 
 impl Verbs {
-    fn open(devices: &[String]) -> Result<Verbs, Box<dyn Error>> {
+    pub(super) fn open(devices: &[String]) -> Result<Verbs, Box<dyn Error>> {
         let library = load_library(&Config::from_environment().rdma)?;
         let domain = |name: &String| ProtectionDomain::new(&library.open(name)?);
         Ok(Verbs(devices.iter().map(domain).collect::<std::io::Result<_>>()?))
     }
 
-    fn measure(&self, ranges: &[MemoryRange]) -> Result<Cost, Box<dyn Error>> {
+    pub(super) fn measure(&self, ranges: &[MemoryRange]) -> Result<Cost, Box<dyn Error>> {
         let access = Access { remote: true, relaxed_ordering: false, local_write: true };
         let mut regions = Vec::with_capacity(ranges.len() * self.0.len());
         let register = time(ranges, |range| {

@@ -5,13 +5,13 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use transfer_engine::sys::limits;
 
 use super::statistics::Spread;
 
 /// The machine as it was found before anything was measured.
-#[derive(Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     processor: String,
     cpus: usize,

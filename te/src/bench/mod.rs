@@ -7,7 +7,7 @@
 mod copies;
 #[cfg(feature = "rdma")]
 mod device;
-mod machine;
+pub mod machine;
 mod model;
 mod open;
 mod perftest;
@@ -19,7 +19,8 @@ mod raw;
 mod register;
 mod rings;
 mod seed;
-mod statistics;
+pub mod statistics;
+mod sweep;
 mod target;
 mod transfer;
 
@@ -46,6 +47,8 @@ pub enum Command {
     Transfer(transfer::Arguments),
     /// Putting by a pool of staging buffers, beside registering for each put.
     Pool(pool::Arguments),
+    /// All tables in one run, into a file of measurements, with what they are measured beside.
+    Sweep(sweep::Arguments),
     /// The other end of `open` and `transfer`, which start it themselves.
     #[command(hide = true)]
     Target(target::Arguments),
@@ -58,6 +61,7 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         Command::Open(arguments) => open::run(arguments),
         Command::Transfer(arguments) => transfer::run(arguments),
         Command::Pool(arguments) => pool::run(arguments),
+        Command::Sweep(arguments) => sweep::run(arguments),
         Command::Target(arguments) => target::run(arguments),
     }
 }

@@ -52,7 +52,7 @@ pub struct Arguments {
 /// What has been done to the memory before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Memory {
+pub enum Memory {
     /// Every page was written.
     Written,
     /// No page was touched.
@@ -65,29 +65,56 @@ enum Memory {
     Shared,
 }
 
+/// What it consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Pages {
+pub enum Pages {
     /// Of 4 KiB.
     Small,
     /// Transparent ones of 2 MiB.
     Huge,
 }
 
+impl Memory {
+    /// As on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// What is in a file is not made of large pages unless the machine is set up so.
+    pub fn can_consist_of(self, pages: Pages) -> bool {
+        pages == Pages::Small || self != Memory::Shared
+    }
+}
+
+impl Pages {
+    /// Their size.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pages::Small => "4 KiB",
+            Pages::Huge => "2 MiB",
+        }
+    }
+}
+
 /// Ways to register, in this order: ours has the same neighbours as the one it is compared with.
 const WAYS: [&str; 4] = ["sequential", "a thread each", "ours", "two threads"];
 
-/// The way whose turn it is.
-fn way_of(round: usize, position: usize) -> usize {
-    let step = if round.is_multiple_of(2) { position } else { WAYS.len() - position };
-    (round + step) % WAYS.len()
+/// The way of so many whose turn it is.
+fn way_of(count: usize, round: usize, position: usize) -> usize {
+    let step = if round.is_multiple_of(2) { position } else { count - position };
+    (round + step) % count
 }
 
 /// Microseconds.
 #[derive(Clone, Copy, Default)]
-struct Cost {
-    register: f64,
-    unregister: f64,
+pub struct Cost {
+    /// Mapping the memory and bringing it into its state.
+    pub allocate: f64,
+    /// With all devices.
+    pub register: f64,
+    /// With all devices.
+    pub unregister: f64,
     parts: Parts<f64>,
 }
 
@@ -189,23 +216,15 @@ pub fn run(arguments: &Arguments, as_json: bool) -> Result<(), Box<dyn Error>> {
         let fleet = Fleet::new(devices)?;
         for bytes in arguments.sizes.iter().copied() {
             for pages in arguments.pages.iter().copied() {
-                // What is in a file is not made of large pages unless the machine is set up so.
-                let fits = |memory: &Memory| pages == Pages::Small || *memory != Memory::Shared;
-                for memory in arguments.memory.iter().copied().filter(fits) {
+                for memory in arguments.memory.iter().copied().filter(|memory| memory.can_consist_of(pages)) {
                     eprintln!("{devices} devices, {}, {memory:?}, {pages:?} pages", output::bytes(bytes as u64));
                     let (mut rounds, mut round_trip_ns) = (Vec::new(), Vec::new());
                     // The first round finds no thread and nothing learnt.
                     for round in 0..=arguments.pin_rounds as usize {
                         fixed_work.push(time_fixed_work());
                         round_trip_ns.push(time_round_trip());
-                        let mut costs = [Cost::default(); WAYS.len()];
-                        for position in 0..WAYS.len() {
-                            let way = way_of(round, position);
-                            costs[way] = fleet.measure(way, memory, &Prepared::new(memory, pages, bytes)?)?;
-                        }
-                        if round > 0 {
-                            rounds.push(costs);
-                        }
+                        let costs = fleet.measure_round(round, memory, pages, bytes)?;
+                        rounds.extend((round > 0).then_some(costs));
                     }
                     let cell = Cell { memory, pages, bytes, devices, round_trip_ns: Spread::of(round_trip_ns) };
                     rows.extend(rows_of(&rounds, cell));
@@ -248,7 +267,7 @@ impl Prepared {
 }
 
 /// Some rings, and a registrar that knows them as the devices of a transport.
-struct Fleet {
+pub struct Fleet {
     rings: Vec<Arc<Ring>>,
     registry: Arc<Registry>,
     registrar: Registrar,
@@ -256,12 +275,32 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn new(devices: usize) -> Result<Fleet, Box<dyn Error>> {
+    /// Fails where there is no io_uring.
+    pub fn new(devices: usize) -> Result<Fleet, Box<dyn Error>> {
         let registry = Arc::new(Registry::new());
         let transport = Rings::new(devices, registry.clone())?;
         let rings = transport.rings().to_vec();
         let registrar = Registrar::new(registry.clone(), Arc::default(), &Config::from_environment());
         Ok(Fleet { registry, registrar, transports: vec![Arc::new(transport)], rings })
+    }
+
+    /// Each of the first `COUNT` of [`WAYS`] in its turn, with memory of its own. Costs are in the order of ways.
+    pub fn measure_round<const COUNT: usize>(
+        &self,
+        round: usize,
+        memory: Memory,
+        pages: Pages,
+        bytes: usize,
+    ) -> Result<[Cost; COUNT], Box<dyn Error>> {
+        let mut costs = [Cost::default(); COUNT];
+        for position in 0..COUNT {
+            let way = way_of(COUNT, round, position);
+            let begin = Instant::now();
+            let prepared = Prepared::new(memory, pages, bytes)?;
+            let allocate = begin.elapsed().as_secs_f64() * 1e6;
+            costs[way] = Cost { allocate, ..self.measure(way, memory, &prepared)? };
+        }
+        Ok(costs)
     }
 
     fn measure(&self, way: usize, memory: Memory, prepared: &Prepared) -> Result<Cost, Box<dyn Error>> {
@@ -359,7 +398,7 @@ fn on_two_threads<T: Send, E: Error + Send + 'static>(
 
 fn cost(begin: Instant, middle: Instant) -> Cost {
     let (register, unregister) = ((middle - begin).as_secs_f64() * 1e6, middle.elapsed().as_secs_f64() * 1e6);
-    Cost { register, unregister, parts: Parts::default() }
+    Cost { register, unregister, ..Cost::default() }
 }
 
 fn rows_of(rounds: &[[Cost; WAYS.len()]], cell: Cell) -> [Row; 2] {
@@ -465,7 +504,7 @@ mod tests {
     #[test]
     fn each_way_has_its_turn_and_ours_the_neighbours_of_sequential() {
         for round in 0..8 {
-            let mut order = [0, 1, 2, 3].map(|position| way_of(round, position));
+            let mut order = [0, 1, 2, 3].map(|position| way_of(WAYS.len(), round, position));
             assert_eq!(order[0], round % 4);
             let before = |way: usize| order.iter().position(|other| *other == way).map(|at| order[(at + 3) % 4]);
             let neighbours = if round % 2 == 0 { [Some(3), Some(1)] } else { [Some(1), Some(3)] };
@@ -493,7 +532,7 @@ mod tests {
 
     fn round(times: [f64; 3]) -> [Cost; 4] {
         let times = [times[0], times[1], times[2], 1010.0];
-        times.map(|register| Cost { register, unregister: 10.0, parts: Parts::default() })
+        times.map(|register| Cost { register, unregister: 10.0, ..Cost::default() })
     }
 
     #[test]

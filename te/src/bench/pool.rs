@@ -228,10 +228,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             eprintln!("{devices} devices, {} keys of {}", package.keys, output::bytes(package.size as u64));
             subject.check(&mut memory, package, true)?;
             subject.warm_up(&memory, package)?;
-            let measured =
-                subject.measure_rounds(&memory, package, &WAYS_AND_CONTROLS, arguments.rounds, limit, time_fixed_work)?;
-            let (rounds, noise): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
-            fixed_work.extend(noise);
+            let mut rounds = Vec::new();
+            for round in 0..arguments.rounds as usize {
+                rounds.push(subject.measure_round(&memory, package, &WAYS_AND_CONTROLS, round, limit)?);
+                fixed_work.push(time_fixed_work());
+            }
             rows.push(Row::of(package, devices, package.size as u64 <= subject.largest_lease(), &rounds));
         }
     }
@@ -320,7 +321,11 @@ mod tests {
     /// What each way takes, and those again that are measured twice.
     fn round(us: [f64; 4], again: [f64; 2]) -> Round {
         let us = [us.as_slice(), &again].concat();
-        WAYS_AND_CONTROLS.map(|way| Sample { us: us[way as usize], registrations: if way == Way::Staged { 0.0 } else { 1.0 } })
+        WAYS_AND_CONTROLS.map(|way| Sample {
+            us: us[way as usize],
+            mean_us: us[way as usize],
+            registrations: if way == Way::Staged { 0.0 } else { 1.0 },
+        })
     }
 
     fn row(size: usize, devices: usize, us: [f64; 4], staged_registrations: f64) -> Row {

@@ -8,7 +8,8 @@
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -25,8 +26,9 @@ use super::machine::{Machine, noise, time_fixed_work};
 use super::statistics::Spread;
 use super::{memory_options, print_report};
 use crate::output;
-use crate::system::{Arena, end_with_parent, process_cpu_time};
+use crate::system::{Arena, end_with_parent, process_cpu_time, wait_until_readable};
 
+/// Bytes of a region.
 const REGION: usize = 4096;
 /// From the start of one region to that of the next.
 const STRIDE: usize = 8192;
@@ -69,11 +71,11 @@ pub enum Choice {
 
 /// A kind of call.
 #[derive(Clone, Copy, PartialEq, Serialize)]
-struct Operation {
-    is_published: bool,
-    callers: u32,
+pub(super) struct Operation {
+    pub(super) is_published: bool,
+    pub(super) callers: u32,
     /// Calls of each caller.
-    calls: u32,
+    pub(super) calls: u32,
 }
 
 /// Of one call.
@@ -137,7 +139,7 @@ pub fn run(metadata: &str, arguments: &Arguments, as_json: bool) -> Result<(), B
     subjects.push((Box::new(Own::new(uri, &name, most + extra)?), server.keys.segment(&name)));
     if let Some(python) = &arguments.peer_python {
         let name = format!("{name}-peer");
-        subjects.push((Box::new(Peer::start(python, uri, &name, most + extra)?), server.keys.segment(&name)));
+        subjects.push((Box::new(Peer::start(python, uri, &name, most + extra, [REGION, STRIDE])?), server.keys.segment(&name)));
     }
     let mut rows = Vec::new();
     let mut fixed_work = Vec::new();
@@ -282,20 +284,20 @@ impl Server {
 }
 
 /// As the environment says, with engines that can be reached on this machine only.
-fn config() -> Config {
+pub(super) fn config() -> Config {
     let mut config = Config::from_environment();
     config.tcp_bind_address.get_or_insert_with(|| "127.0.0.1".to_string());
     config
 }
 
 /// A running `te metadata-server`. Dropping it ends the process.
-struct OwnServer {
+pub(super) struct OwnServer {
     child: Child,
-    uri: String,
+    pub(super) uri: String,
 }
 
 impl OwnServer {
-    fn start() -> Result<OwnServer, Box<dyn Error>> {
+    pub(super) fn start() -> Result<OwnServer, Box<dyn Error>> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["metadata-server", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::piped());
         end_with_parent(&mut command);
@@ -320,7 +322,7 @@ impl Drop for OwnServer {
 }
 
 /// What is measured: an engine.
-trait Subject {
+pub(super) trait Subject {
     /// Registers more regions, until there are so many.
     fn grow(&mut self, regions: usize) -> Result<(), Box<dyn Error>>;
 
@@ -408,8 +410,11 @@ impl Drop for Own {
     }
 }
 
+/// How long the package may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// An engine of Mooncake's package, in a Python of its own.
-struct Peer {
+pub(super) struct Peer {
     child: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
@@ -436,11 +441,18 @@ struct Answer {
 }
 
 impl Peer {
-    fn start(python: &PathBuf, uri: &str, name: &str, regions: usize) -> Result<Peer, Box<dyn Error>> {
+    /// With memory for so many regions of so many bytes, and so many from the start of one to that of the next.
+    pub(super) fn start(
+        python: &Path,
+        uri: &str,
+        name: &str,
+        regions: usize,
+        [size, stride]: [usize; 2],
+    ) -> Result<Peer, Box<dyn Error>> {
         let mut command = Command::new(python);
         command
-            .args(["-c", include_str!("publish_peer.py"), uri, name, &(regions * STRIDE).to_string()])
-            .args([STRIDE.to_string(), REGION.to_string()])
+            .args(["-c", include_str!("publish_peer.py"), uri, name, &(regions * stride).to_string()])
+            .args([stride.to_string(), size.to_string()])
             .env("MC_LOG_LEVEL", "ERROR")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -462,6 +474,11 @@ impl Peer {
     }
 
     fn read(&mut self) -> Result<Answer, Box<dyn Error>> {
+        // What it has written is one line, so nothing is in the buffer before.
+        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), PATIENCE) {
+            let _ = self.child.kill();
+            return Err(format!("the peer has given no answer in {} s, and was ended", PATIENCE.as_secs()).into());
+        }
         let mut line = String::new();
         if self.answers.read_line(&mut line)? == 0 {
             return Err("the peer's process has ended; its messages are above".into());
@@ -488,6 +505,10 @@ impl Subject for Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         drop(self.requests.take());
+        // It closes its end when it is done.
+        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), PATIENCE) {
+            let _ = self.child.kill();
+        }
         let _ = self.child.wait();
     }
 }

@@ -151,6 +151,8 @@ impl Memory {
 pub struct Sample {
     /// Microseconds of a put or get, the median.
     pub us: f64,
+    /// The same on average, with what trials of the other path cost.
+    pub mean_us: f64,
     /// Regions that were registered, by put or get.
     pub registrations: f64,
 }
@@ -252,24 +254,19 @@ impl Subject {
         Ok(())
     }
 
-    /// Each of the ways in each round, and something else; another one comes first in the next.
-    pub fn measure_rounds<T>(
+    /// Each of the ways for so long; another one comes first in the next round. The others' samples are zeros.
+    pub fn measure_round(
         &self,
         memory: &Memory,
         package: Package,
         ways: &[Way],
-        rounds: u32,
+        round: usize,
         limit: Duration,
-        mut beside: impl FnMut() -> T,
-    ) -> Result<Vec<(Round, T)>, Box<dyn Error>> {
-        let mut samples = Vec::new();
-        for round in 0..rounds as usize {
-            let mut of_round = Round::default();
-            for position in 0..ways.len() {
-                let way = ways[(position + round) % ways.len()];
-                of_round[way as usize] = self.measure(way, memory, package, limit)?;
-            }
-            samples.push((of_round, beside()));
+    ) -> Result<Round, Box<dyn Error>> {
+        let mut samples = Round::default();
+        for position in 0..ways.len() {
+            let way = ways[(position + round) % ways.len()];
+            samples[way as usize] = self.measure(way, memory, package, limit)?;
         }
         Ok(samples)
     }
@@ -286,7 +283,9 @@ impl Subject {
             times.push(since.elapsed().as_secs_f64() * 1e6);
         }
         let registered = self.engine.counters().regions_registered.get() - registered;
-        Ok(Sample { us: percentile(&mut times, 0.5), registrations: registered as f64 / times.len() as f64 })
+        let puts = times.len() as f64;
+        let mean_us = times.iter().sum::<f64>() / puts;
+        Ok(Sample { us: percentile(&mut times, 0.5), mean_us, registrations: registered as f64 / puts })
     }
 
     fn requests(&self, memory: &Memory, package: Package) -> Vec<Request> {

@@ -6,7 +6,7 @@
 //! the report, four threads put at a time, each a part of the keys.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -21,7 +21,7 @@ use crate::output;
 use crate::system::FakeVerbs;
 
 /// Sizes and times are those of the report divided by this.
-const SCALE: f64 = 16.0;
+pub const SCALE: f64 = 16.0;
 /// Bytes a second of a NIC.
 const WIRE: f64 = 25e9;
 /// Bytes of the pool, 10 GiB in the report.
@@ -29,7 +29,7 @@ const POOL: usize = (10 << 30) / SCALE as usize;
 /// Threads that put at a time, in the report.
 const WORKERS: usize = 4;
 /// Numbers of NICs in the report.
-const NICS: [usize; 2] = [1, 8];
+pub const NICS: [usize; 2] = [1, 8];
 
 /// A row of the report: MiB of a key, keys, and for 1 and 8 NICs the speed-up and the milliseconds that were saved.
 type Reported = (usize, usize, [(f64, f64); 2]);
@@ -51,10 +51,12 @@ const REPORT: [Reported; 12] = [
 
 /// What a row of the report amounts to here, in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Script {
+pub struct Script {
+    /// Of the scaled size.
     #[serde(flatten)]
-    package: Package,
-    nics: usize,
+    pub package: Package,
+    /// NICs of the report.
+    pub nics: usize,
     /// Of the report.
     speed_up: f64,
     baseline_ms: f64,
@@ -76,6 +78,77 @@ impl Script {
     /// What the first NIC takes to register a MiB. The time of the report is what all NICs took together, so the others take none.
     fn pin_us_per_mib(&self) -> f64 {
         self.pin_ms * 1e3 / (self.package.bytes() as f64 / f64::from(1 << 20))
+    }
+}
+
+/// All rows of no more than so many bytes, those of one NIC first.
+pub fn scripts(most_bytes: usize) -> Vec<Script> {
+    let all = (0..NICS.len()).flat_map(|place| REPORT.map(|row| Script::of(row, place)));
+    all.filter(|script| script.package.bytes() <= most_bytes).collect()
+}
+
+/// Speed-up and saved milliseconds of the report's row whose keys have `1 / SCALE` of their size here; `place` is that of [`NICS`].
+pub fn reported(size: u64, keys: u64, place: usize) -> Option<(f64, f64)> {
+    let scaled = |mib: usize| (mib << 20) as u64 / SCALE as u64;
+    REPORT.iter().find(|row| (scaled(row.0), row.1 as u64) == (size, keys)).map(|row| row.2[place])
+}
+
+/// The fake verbs library with NICs like the report's, and memory for the rows.
+pub struct Stand {
+    fake: FakeVerbs,
+    verbs: PathBuf,
+    memory: Memory,
+}
+
+impl Stand {
+    /// For these rows. No engine may have loaded that library before.
+    pub fn new(verbs: &Path, scripts: &[Script]) -> Result<Stand, Box<dyn Error>> {
+        let fake = FakeVerbs::load(verbs)?;
+        // The other engine's devices come after the first one's.
+        fake.set(-1, c"devices", 2 * NICS[NICS.len() - 1] as i64)?;
+        fake.set(-1, c"copy", 0)?;
+        fake.set(-1, c"register_serially", 1)?;
+        fake.set(-1, c"wire_mbits", (WIRE * 8.0 / 1e6) as i64)?;
+        let packages: Vec<Package> = scripts.iter().map(|script| script.package).collect();
+        Ok(Stand { fake, verbs: verbs.to_path_buf(), memory: Memory::new(&packages, true)? })
+    }
+
+    /// An engine with so many NICs, and its peer.
+    pub fn subject(&self, nics: usize) -> Result<Subject, Box<dyn Error>> {
+        let of = |first: usize| TransportArguments {
+            protocol: Protocol::Rdma,
+            devices: (first..first + nics).map(|number| format!("fake{number}")).collect(),
+        };
+        let (near, far) = (of(0), of(NICS[NICS.len() - 1]));
+        Ok(Subject::over(&near, &far, Some(&self.verbs), &self.memory, POOL)?.with_workers(WORKERS))
+    }
+
+    /// Puts in each way, and lets the choice of the engine settle.
+    pub fn prepare(&mut self, subject: &Subject, script: &Script) -> Result<(), Box<dyn Error>> {
+        self.set_cost(script.pin_us_per_mib())?;
+        subject.check(&mut self.memory, script.package, false)?;
+        subject.warm_up(&self.memory, script.package)?;
+        self.set_cost(0.0)
+    }
+
+    /// One round of these ways.
+    pub fn measure_round(
+        &self,
+        subject: &Subject,
+        script: &Script,
+        ways: &[Way],
+        round: usize,
+        limit: Duration,
+    ) -> Result<Round, Box<dyn Error>> {
+        self.set_cost(script.pin_us_per_mib())?;
+        let samples = subject.measure_round(&self.memory, script.package, ways, round, limit)?;
+        self.set_cost(0.0)?;
+        Ok(samples)
+    }
+
+    /// What registering costs from now on: nothing, while engines are made.
+    fn set_cost(&self, us_per_mib: f64) -> Result<(), Box<dyn Error>> {
+        Ok(self.fake.set(0, c"register_microseconds_per_mib", us_per_mib.round() as i64)?)
     }
 }
 
@@ -125,37 +198,24 @@ struct Report {
 /// Runs `te bench pool --seed-rows`, without rows of more than `most_bytes`.
 pub fn run(verbs: &Path, most_bytes: usize, rounds: u32, limit: Duration, as_json: bool) -> Result<(), Box<dyn Error>> {
     let machine = Machine::look();
-    let most = NICS[NICS.len() - 1];
-    let fake = FakeVerbs::load(verbs)?;
-    // The other engine's devices come after the first one's.
-    fake.set(-1, c"devices", 2 * most as i64)?;
-    fake.set(-1, c"copy", 0)?;
-    fake.set(-1, c"register_serially", 1)?;
-    let fits = |script: &Script| script.package.bytes() <= most_bytes;
-    let scripts = |place: usize| REPORT.map(|row| Script::of(row, place)).into_iter().filter(fits).collect::<Vec<_>>();
-    let mut memory = Memory::new(&scripts(0).iter().map(|script| script.package).collect::<Vec<_>>(), true)?;
-    let ground = Ground::new(scripts(0).iter().map(|script| script.package.bytes()).max().unwrap_or(0))?;
+    let scripts = scripts(most_bytes);
+    let mut stand = Stand::new(verbs, &scripts)?;
+    let ground = Ground::new(scripts.iter().map(|script| script.package.bytes()).max().unwrap_or(0))?;
     let mut fixed_work = Vec::new();
     let mut rows = Vec::new();
-    for (place, nics) in NICS.into_iter().enumerate() {
-        let of = |first: usize| TransportArguments {
-            protocol: Protocol::Rdma,
-            devices: (first..first + nics).map(|number| format!("fake{number}")).collect(),
-        };
-        fake.set(-1, c"wire_mbits", (WIRE * 8.0 / 1e6) as i64)?;
-        let subject = Subject::over(&of(0), &of(most), Some(verbs), &memory, POOL)?.with_workers(WORKERS);
-        for script in scripts(place) {
+    for nics in NICS {
+        let subject = stand.subject(nics)?;
+        for script in scripts.iter().filter(|script| script.nics == nics) {
             eprintln!("{nics} NICs, {} keys of {}", script.package.keys, output::bytes(script.package.size as u64));
-            fake.set(0, c"register_microseconds_per_mib", script.pin_us_per_mib().round() as i64)?;
-            subject.check(&mut memory, script.package, false)?;
-            subject.warm_up(&memory, script.package)?;
+            stand.prepare(&subject, script)?;
             fixed_work.push(time_fixed_work());
-            let copies = || ground.best_rate(script.package.bytes());
-            let measured = subject.measure_rounds(&memory, script.package, &WAYS, rounds, limit, copies)?;
-            let (samples, copies): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
-            rows.push(Row::of(script, &copies, &samples));
+            let (mut samples, mut copies) = (Vec::new(), Vec::new());
+            for round in 0..rounds as usize {
+                samples.push(stand.measure_round(&subject, script, &WAYS, round, limit)?);
+                copies.push(ground.best_rate(script.package.bytes()));
+            }
+            rows.push(Row::of(*script, &copies, &samples));
         }
-        fake.set(0, c"register_microseconds_per_mib", 0)?;
     }
     let report = Report { machine, rounds, fixed_work_ms: Spread::of(fixed_work), rows };
     print_report(as_json, &report, text)

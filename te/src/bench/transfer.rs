@@ -108,13 +108,19 @@ impl fmt::Display for Operation {
     }
 }
 
+/// What is moved, and how.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Cell {
-    operation: Operation,
-    size: usize,
-    batch: usize,
-    threads: usize,
-    waiting: Waiting,
+pub struct Cell {
+    /// Direction.
+    pub operation: Operation,
+    /// Bytes of a request.
+    pub size: usize,
+    /// Requests that a thread submits at a time.
+    pub batch: usize,
+    /// Threads that submit.
+    pub threads: usize,
+    /// How they wait.
+    pub waiting: Waiting,
 }
 
 impl Cell {
@@ -133,10 +139,12 @@ impl Cell {
 const FILLS_A_STREAM: usize = 64 << 10;
 
 /// What one round of a cell gave.
-struct Sample {
-    p50: f64,
+pub struct Sample {
+    /// Microseconds of a batch: the median.
+    pub p50: f64,
     p99: f64,
-    rate: f64,
+    /// MB/s.
+    pub rate: f64,
     /// Seconds in a GiB, and microseconds in a request.
     cpu: f64,
     cpu_of_request: f64,
@@ -238,7 +246,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     let machine = Machine::look();
     let perftest = arguments.perftest();
-    let mut bench = Bench::start(arguments)?;
+    let mut bench = Bench::start(arguments.memory, &arguments.transport, &arguments.target_transport())?;
     let cells = cells(arguments);
     let mut raw: BTreeMap<usize, Vec<Raw>> = BTreeMap::new();
     let mut samples: Vec<Vec<Sample>> = cells.iter().map(|_| Vec::new()).collect();
@@ -252,13 +260,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         }
         for (cell, samples) in cells.iter().zip(&mut samples) {
             fixed_work.push(time_fixed_work());
-            if round == 1 {
-                bench.prepare_content(cell)?;
-            }
-            let mut sample = bench.measure(cell, limit)?;
-            if round == 1 {
-                bench.compare_content(cell)?;
-            }
+            let mut sample = if round == 1 { bench.measure_checked(cell, limit)? } else { bench.measure(cell, limit)? };
             sample.beside = match (raw.get(&cell.size).and_then(|rounds| rounds.last()), &perftest) {
                 (Some(raw), _) => Some(Beside::sockets(&sample, cell, raw)),
                 (None, Some(perftest)) => Some(Beside::perftest(&sample, cell, perftest)?),
@@ -269,7 +271,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     let (raw, rows) = (raw_rows(&raw), rows(&cells, &samples));
     print_report(arguments.json, &Report { machine, settings: arguments, fixed_work_ms: Spread::of(fixed_work), raw, rows }, text)?;
-    bench.engine.shutdown();
     Ok(())
 }
 
@@ -307,7 +308,7 @@ fn judge_content(cell: &Cell, used: usize, difference: Option<usize>) -> Result<
 }
 
 /// The two processes.
-struct Bench {
+pub struct Bench {
     engine: std::sync::Arc<Engine>,
     target: Target,
     segment: u64,
@@ -316,14 +317,14 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(arguments: &Arguments) -> Result<Bench, Box<dyn Error>> {
+    /// With so much memory on either side.
+    pub fn start(memory: usize, near: &TransportArguments, far: &TransportArguments) -> Result<Bench, Box<dyn Error>> {
         eprintln!("starting the target");
-        let memory = arguments.memory;
-        let target = Target::start(memory, memory, &arguments.target_transport())?;
+        let target = Target::start(memory, memory, far)?;
         let mut arena = Arena::new(memory)?;
         // Pages are there before anything is timed.
         fill(arena.bytes_mut(), 0);
-        let engine = arguments.transport.create_engine()?;
+        let engine = near.create_engine()?;
         engine.register(arena.range(0, memory), &memory_options())?;
         let segment = engine.open_segment(&target.location.segment)?;
         Ok(Bench { engine, target, segment, arena, memory })
@@ -387,7 +388,42 @@ impl Bench {
         Ok(Raw { polling: median(Waiting::Polling)?, parked: median(Waiting::Parked)?, alike, rates })
     }
 
-    fn measure(&mut self, cell: &Cell, limit: Duration) -> Result<Sample, Box<dyn Error>> {
+    /// As [`Bench::measure`], and every byte is compared where it was to arrive.
+    pub fn measure_checked(&mut self, cell: &Cell, limit: Duration) -> Result<Sample, Box<dyn Error>> {
+        self.prepare_content(cell)?;
+        let sample = self.measure(cell, limit)?;
+        self.compare_content(cell)?;
+        Ok(sample)
+    }
+
+    /// Microseconds of a round trip by a plain socket of each of so many threads, the median. One that is alone polls or is parked,
+    /// whichever is faster; several would take the CPUs from each other, and are parked.
+    pub fn measure_round_trips(&self, size: usize, threads: usize, count: u64) -> Result<f64, Box<dyn Error>> {
+        let port = self.target.location.raw_port;
+        let median = |waiting| -> Result<f64, Box<dyn Error>> {
+            let mut times = Vec::new();
+            std::thread::scope(|scope| {
+                let run = || scope.spawn(move || raw::round_trips(port, size, count, waiting));
+                let threads: Vec<_> = (0..threads).map(|_| run()).collect();
+                threads.into_iter().try_for_each(|thread| {
+                    times.extend(thread.join().map_err(|_| "a thread panicked")??);
+                    Ok::<(), Box<dyn Error>>(())
+                })
+            })?;
+            Ok(percentile(&mut times, 0.5))
+        };
+        let parked = median(Waiting::Parked)?;
+        Ok(if threads == 1 { parked.min(median(Waiting::Polling)?) } else { parked })
+    }
+
+    /// MB/s of a plain socket of each of the cell's threads, about `total` bytes in all, from as many buffers as the cell has.
+    pub fn measure_streams(&self, cell: &Cell, total: usize) -> Result<f64, Box<dyn Error>> {
+        let memory = &self.arena.bytes()[..self.used(cell)];
+        Ok(raw::throughput(self.target.location.raw_port, memory, cell.size, total, cell.threads)?)
+    }
+
+    /// Has connections made, and moves for so long; a batch of each thread at least.
+    pub fn measure(&mut self, cell: &Cell, limit: Duration) -> Result<Sample, Box<dyn Error>> {
         let work: Vec<Vec<Request>> =
             (0..cell.threads).map(|thread| self.requests(cell.operation, cell.size, cell.batch, thread * cell.batch)).collect();
         // Connections and descriptors are there before anything is timed.
@@ -430,6 +466,12 @@ impl Bench {
             calls: times.len(),
             beside: None,
         })
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.engine.shutdown();
     }
 }
 

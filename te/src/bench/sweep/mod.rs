@@ -1,0 +1,205 @@
+//! `te bench sweep`: all tables in one run, into a file of measurements.
+//!
+//! A table is a list of cells. A round measures each cell once, in an order that is the same in every round, so that a neighbour on the
+//! machine hits all alike and that every cell has about as many samples when the time is over. Cells are set up when they are measured
+//! for the first time. A cell that fails is noted among what was skipped, and left out from then on.
+//!
+//! The files are written every two seconds ([`recorder`]). SIGINT and SIGTERM end the process within the second, in whatever call it is, and
+//! leave them behind; processes that it has started end with it.
+
+mod index;
+mod parallel;
+mod pool;
+mod recorder;
+mod register;
+mod tables;
+mod transfer;
+
+use std::error::Error;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use self::recorder::Recorder;
+use super::machine::{time_fixed_work, time_round_trip};
+use crate::output;
+use crate::report::{Better, Key, Report, Table};
+
+/// Arguments of `te bench sweep`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Few figures within a minute: other defaults for what takes long.
+    #[arg(long)]
+    quick: bool,
+    /// Where the files go: measurements.json, measurements.csv.
+    #[arg(long, default_value = "te-sweep")]
+    out: PathBuf,
+    /// Seconds after which no further round is begun, and which the last one is to end in.
+    #[arg(long, default_value_t = 540, default_value_if("quick", "true", "50"), value_parser = clap::value_parser!(u64).range(1..))]
+    budget: u64,
+    /// Rounds, if there is time for so many.
+    #[arg(long, default_value_t = 15, default_value_if("quick", "true", "3"), value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// What to measure.
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    tables: Vec<Part>,
+    /// Numbers of regions that are there beforehand, ascending.
+    #[arg(long, value_delimiter = ',', default_value = "256,1024,4096,8192,16384,65536")]
+    #[arg(default_value_if("quick", "true", "256,8192,65536"))]
+    regions: Vec<usize>,
+    #[command(flatten)]
+    register: register::Arguments,
+    /// The verbs library of this repository's tests, for the rows of a report on puts at 1/16 of their sizes.
+    #[arg(long, value_name = "PATH")]
+    verbs: Option<PathBuf>,
+}
+
+/// A part of the sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Structures that find regions.
+    Index,
+    /// Registering and unregistering, and the steps of it.
+    Register,
+    /// Registering with several devices.
+    Parallel,
+    /// Puts by a pool of staging buffers.
+    Pool,
+    /// Latency and throughput of transfers between two processes.
+    Transfer,
+}
+
+impl Part {
+    fn cells(self, arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
+        Ok(match self {
+            Part::Index => index::cells(&arguments.regions),
+            Part::Register => register::cells(&arguments.register, &arguments.regions)?,
+            Part::Parallel => parallel::cells(arguments.quick),
+            Part::Pool => pool::cells(arguments.quick, arguments.verbs.as_deref()),
+            Part::Transfer => transfer::cells(arguments.quick),
+        })
+    }
+
+    /// Its tables, as text.
+    fn text(self, report: &Report) -> String {
+        match self {
+            Part::Index => index::text(report),
+            Part::Register => register::text(report),
+            Part::Parallel => parallel::text(report),
+            Part::Pool => pool::text(report),
+            Part::Transfer => transfer::text(report),
+        }
+    }
+}
+
+/// What is measured together in a round: all subjects in one place, or in a few.
+trait Cell {
+    /// For progress, and for what is said of it if it fails.
+    fn name(&self) -> String;
+
+    /// Adds one sample of each of its measurements. The first time it is set up; what the caches have to learn is not in the samples.
+    /// What cannot be measured on this machine is told to the recorder, and is no error.
+    fn measure(&mut self, recorder: &Recorder) -> Result<(), Box<dyn Error>>;
+}
+
+/// Runs `te bench sweep`.
+pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let command: Vec<String> = std::env::args().collect();
+    let recorder = Recorder::begin(command.join(" "), &arguments.out)?;
+    recorder.save_at_the_end()?;
+    let mut cells = Vec::new();
+    for part in &arguments.tables {
+        cells.extend(part.cells(arguments)?);
+    }
+    let failed = measure(cells, arguments.rounds, Duration::from_secs(arguments.budget), &recorder);
+    let report = recorder.finish()?;
+    output::print(&text(arguments, &report))?;
+    eprintln!("{}", recorder.path().display());
+    match failed {
+        0 => Ok(()),
+        _ => Err(format!("{failed} cells have failed; what was skipped says why").into()),
+    }
+}
+
+/// Measures round by round, until there are so many or the time is over. How many cells have failed.
+fn measure(cells: Vec<Box<dyn Cell>>, rounds: u32, budget: Duration, recorder: &Recorder) -> usize {
+    let mut failed = 0;
+    let mut progress = Progress::new(cells.len() as u64 * u64::from(rounds));
+    // What a cell took the last time, once there was one.
+    let mut cells: Vec<(Box<dyn Cell>, Option<Duration>)> = cells.into_iter().map(|cell| (cell, None)).collect();
+    for round in 1..=rounds {
+        let is_over = |least: Duration| recorder.elapsed() + least >= budget;
+        let last: Duration = cells.iter().filter_map(|(_, took)| *took).sum();
+        if cells.is_empty() || is_over(last) {
+            break;
+        }
+        let machine = |quantity| Key::new(Table::Machine, quantity, "machine", &[]);
+        recorder.add(machine("fixed work"), "ms", Better::Less, time_fixed_work());
+        recorder.add(machine("round trip"), "ns", Better::Less, time_round_trip());
+        cells.retain_mut(|(cell, took)| {
+            progress.step(round, &cell.name());
+            if is_over(took.unwrap_or_default()) {
+                if took.is_none() {
+                    recorder.skip(&cell.name(), &format!("the time of {} s was over", budget.as_secs()));
+                }
+                return took.is_some();
+            }
+            let begin = Instant::now();
+            let outcome = cell.measure(recorder);
+            *took = Some(begin.elapsed());
+            if let Err(error) = &outcome {
+                eprintln!("te: {}: {error}", cell.name());
+                recorder.skip(&cell.name(), &error.to_string());
+                failed += 1;
+            }
+            outcome.is_ok()
+        });
+    }
+    progress.finish();
+    failed
+}
+
+/// How far it is: a bar on a terminal, else a line now and then.
+struct Progress {
+    bar: ProgressBar,
+    is_terminal: bool,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// Of so many steps.
+    fn new(steps: u64) -> Progress {
+        let bar = ProgressBar::new(steps);
+        if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} [{bar:40}] {pos}/{len} {msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Progress { bar, is_terminal: std::io::stderr().is_terminal(), last_line: None }
+    }
+
+    fn step(&mut self, round: u32, what: &str) {
+        self.bar.set_message(format!("round {round}: {what}"));
+        self.bar.inc(1);
+        if !self.is_terminal && self.last_line.is_none_or(|line| line.elapsed() > Duration::from_secs(10)) {
+            eprintln!("round {round}: {what}");
+            self.last_line = Some(Instant::now());
+        }
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn text(arguments: &Arguments, report: &Report) -> String {
+    let mut out = report.machine.to_string();
+    out.push('\n');
+    out += &output::paragraph("Medians (smallest..largest) of the rounds.");
+    for part in &arguments.tables {
+        out += &part.text(report);
+    }
+    out += &tables::ending(report);
+    out
+}

@@ -1,0 +1,172 @@
+//! `te bench sweep` as its users start it: what ends it leaves a file that can be read, and nobody behind.
+#![allow(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn directory(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("te-sweep-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    path
+}
+
+/// Processes that this one has started.
+fn children(process: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_signal_leaves_a_partial_file_and_no_process() {
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        let out = directory("signal");
+        let mut sweep = Command::new(env!("CARGO_BIN_EXE_te"))
+            .args(["bench", "sweep", "--quick", "--budget", "600", "--rounds", "100000", "--tables", "register", "--regions", "16"])
+            .args(["--device", "tcp", "--update-metadata", "true", "--wheel", "/nonexistent", "--out"])
+            .arg(&out)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let read = || {
+            std::fs::read_to_string(out.join("measurements.json")).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok())
+        };
+        let is_measuring = || read().is_some_and(|report| report["measurements"].as_array().is_some_and(|all| all.len() > 4));
+        wait_until("nothing was measured", is_measuring);
+        let started = children(sweep.id());
+        assert_eq!(started.len(), 1, "the metadata server");
+        // SAFETY: a process that this test has started and not waited for.
+        unsafe { libc::kill(sweep.id() as i32, signal) };
+        assert_eq!(sweep.wait().unwrap().code(), Some(code));
+        let report = read().expect("the file is whole");
+        assert_eq!(report["complete"], false);
+        assert!(
+            report["measurements"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|measurement| !measurement["samples"].as_array().unwrap().is_empty())
+        );
+        wait_until("a child is left", || started.iter().all(|child| !is_running(*child)));
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+fn is_running(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    status.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+/// What a value breaks of those rules of JSON schema that ours has.
+fn check_schema(schema: &Value, value: &Value, at: &str) -> Result<(), String> {
+    let is_typed = match schema["type"].as_str() {
+        None => true,
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        Some("string") => value.is_string(),
+        Some("boolean") => value.is_boolean(),
+        Some("integer") => value.is_u64(),
+        Some("number") => value.is_number(),
+        Some(other) => return Err(format!("{at}: the schema has the type {other}")),
+    };
+    let is_allowed = schema.get("const").is_none_or(|only| only == value)
+        && schema.get("enum").and_then(Value::as_array).is_none_or(|all| all.contains(value));
+    let missing =
+        schema["required"].as_array().into_iter().flatten().find(|name| value.get(name.as_str().unwrap_or_default()).is_none());
+    if !is_typed || !is_allowed || missing.is_some() {
+        return Err(format!("{at}: {value} is not as it should be; missing: {missing:?}"));
+    }
+    if value.as_array().is_some_and(|all| (all.len() as u64) < schema["minItems"].as_u64().unwrap_or(0)) {
+        return Err(format!("{at} has too few entries"));
+    }
+    for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        value.get(name).map_or(Ok(()), |value| check_schema(schema, value, &format!("{at}/{name}")))?;
+    }
+    let items =
+        schema.get("items").into_iter().flat_map(|schema| value.as_array().into_iter().flatten().map(move |item| (schema, item)));
+    items.enumerate().try_for_each(|(index, (schema, item))| check_schema(schema, item, &format!("{at}/{index}")))
+}
+
+/// Whether a complete report is as the schema says, a linear scan grows with the regions, and registering with this library hardly does.
+/// The smallest sample of each, for what else the machine does only adds.
+fn check(report: &Value) -> Result<(), String> {
+    let schema =
+        serde_json::from_str(include_str!("../measurements.schema.json")).map_err(|error| format!("the schema: {error}"))?;
+    check_schema(&schema, report, "")?;
+    if report["complete"] != true {
+        return Err("the report is not complete".to_string());
+    }
+    let least = |table: &str, quantity: &str, subject: &str, device: Option<&str>, regions: u64| {
+        let is_it = |row: &&Value| {
+            let place = &row["place"];
+            row["table"] == table
+                && row["quantity"] == quantity
+                && row["subject"] == subject
+                && place["regions"] == regions
+                && place["device"].as_str() == device
+                && place["update_metadata"] != true
+        };
+        let row = report["measurements"].as_array().into_iter().flatten().find(is_it);
+        let samples = row.into_iter().flat_map(|row| row["samples"].as_array().into_iter().flatten()).filter_map(Value::as_f64);
+        samples.reduce(f64::min).ok_or_else(|| format!("there is no {table} {quantity} of {subject} at {regions} regions"))
+    };
+    let growth = |table, quantity, subject, device| {
+        Ok::<f64, String>(least(table, quantity, subject, device, 65536)? / least(table, quantity, subject, device, 256)?)
+    };
+    let linear = growth("index", "look-up hit", "linear scan", None)?;
+    if linear < 32.0 {
+        return Err(format!("a linear scan of 256 times as many regions takes {linear} times as long"));
+    }
+    let ours = growth("register", "register", "ours", Some("none"))?;
+    if ours > 2.0 {
+        return Err(format!("registering beside 256 times as many regions takes {ours} times as long"));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_quick_sweep_is_as_its_schema_says_and_what_is_wrong_with_a_file_is_noticed() {
+    let out = directory("quick");
+    let arguments =
+        ["bench", "sweep", "--quick", "--tables", "index,register", "--device", "none,tcp", "--wheel", "/nonexistent", "--out"];
+    let output = Command::new(env!("CARGO_BIN_EXE_te")).args(arguments).arg(&out).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("look-up hit at 8192 regions: ordered map to linear scan"), "{text}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(out.join("measurements.json")).unwrap()).unwrap();
+    std::fs::remove_dir_all(&out).unwrap();
+    assert_eq!(check(&report), Ok(()));
+
+    let doctored = |change: &dyn Fn(&mut Value)| {
+        let mut report = report.clone();
+        change(&mut report);
+        check(&report)
+    };
+    assert!(doctored(&|report| report["version"] = 2.into()).is_err());
+    assert!(doctored(&|report| report["complete"] = false.into()).is_err());
+    assert!(doctored(&|report| report["measurements"][0]["samples"] = Value::Array(Vec::new())).is_err());
+    assert!(doctored(&|report| report["measurements"][0]["samples"][0] = "1".into()).is_err());
+    assert!(doctored(&|report| drop(report["measurements"][0].as_object_mut().unwrap().remove("unit"))).is_err());
+    let set = |table: &'static str, subject: &'static str, regions: u64, sample: f64| {
+        doctored(&move |report| {
+            for row in report["measurements"].as_array_mut().unwrap() {
+                if row["table"] == table && row["subject"] == subject && row["place"]["regions"] == regions {
+                    row["samples"] = serde_json::json!([sample]);
+                }
+            }
+        })
+    };
+    assert!(set("index", "linear scan", 65536, 1.0).unwrap_err().contains("a linear scan"));
+    assert!(set("register", "ours", 65536, 1e12).unwrap_err().contains("registering beside"));
+}
