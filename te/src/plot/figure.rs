@@ -80,12 +80,11 @@ fn describe(name: &str, value: &Value) -> String {
 
 /// All measurements of a table in all files.
 pub fn points(inputs: &[Input], table: Table) -> Vec<Point<'_>> {
-    let of_file = |input: &'_ Input| -> Vec<Point<'_>> { Vec::from_iter(labelled(input, table)) };
-    inputs.iter().flat_map(of_file).collect()
-}
-
-fn labelled(input: &Input, table: Table) -> impl Iterator<Item = Point<'_>> {
-    input.report.table(table).map(|measurement| Point { label: &input.label, measurement })
+    let mut points = Vec::new();
+    for input in inputs {
+        points.extend(input.report.table(table).map(|measurement| Point { label: &input.label, measurement }));
+    }
+    points
 }
 
 /// Parts of the keys that are not the same for all points, without those in `except`: first those of `first`, then the others by name.

@@ -73,13 +73,13 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
     let mut rows = Vec::new();
     for (panel, cells) in &panels {
         let area = frame.panel(panel);
-        let distinct = |of: fn(&Cell<'_>) -> u64| {
+        let distinct = |of: &dyn Fn(&Cell<'_>) -> u64| {
             let mut values: Vec<u64> = cells.iter().map(of).collect();
             values.sort_unstable();
             values.dedup();
             values
         };
-        let (sizes, totals) = (distinct(|cell| cell.size), distinct(Cell::total));
+        let (sizes, totals) = (distinct(&|cell| cell.size), distinct(&|cell| cell.total()));
         let widest = sizes.iter().map(|size| text_width(&output::bytes(*size), SMALL, false)).fold(0.0, f64::max);
         let left = area.left + LINE + widest + 14.0;
         let width = ((area.right - left) / totals.len() as f64).min(210.0);
