@@ -4,9 +4,9 @@
 //! around the median of all ratios of a sample of the one to a sample of the other, whose ends come from the distribution of Mann and
 //! Whitney's statistic. It assumes nothing of the samples but that both have the same shape on a logarithmic axis, single outliers move
 //! it little, and for few samples it is exact, where intervals from resampled medians are known to be too narrow. All intervals together
-//! hold with 95 %: each alone holds with 1 − 0.05 / the number compared (Bonferroni), so that of twenty comparisons of equal programs one at
-//! most has an interval that misses. It is a regression only if the whole interval lies beyond the tolerance. Fewer samples than such
-//! an interval takes ([`samples_needed`]) say nothing, and that is said.
+//! hold with 95 %: each alone holds with 1 − 0.05 / the number compared (Bonferroni), so that at most one comparison of equal programs in
+//! twenty finds anything, however many measurements there are. It is a regression only if the whole interval lies beyond the tolerance.
+//! Fewer samples than such an interval takes ([`samples_needed`]) say nothing, and that is said.
 //!
 //! Samples of one process share its luck: addresses, the host's other guests. No interval over them knows of it; the tolerance has to.
 //! What others need (linear scans, plain sockets, fixed work) is no regression of ours, but shows that the machine became another.
@@ -399,7 +399,8 @@ mod tests {
             let exact = distributions.cut(50, 50, chance) as f64;
             let deviation = (50.0 * 50.0 * 101.0f64 / 12.0).sqrt();
             let near = 1250.0 + deviation * quantile(chance);
-            assert!((exact - near).abs() < 12.0, "{chance}: {exact}, {near}");
+            // The tail of the normal distribution is the heavier one: intervals become a little wider.
+            assert!((near..near + 20.0).contains(&(exact + 1.0)), "{chance}: {exact}, {near}");
         }
         assert!((quantile(0.025) + 1.959_964).abs() < 1e-5);
         assert!((quantile(1e-6) + 4.753_424).abs() < 1e-5);

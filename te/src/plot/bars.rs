@@ -19,7 +19,7 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
     }
     const TITLE: &str = "What registering a region consists of";
     let except = ["step", "measured"];
-    let by_panel = among(&varying(&all, &["file"], &except), &["file", "device", "size", "stride"]);
+    let by_panel = among(&varying(&all, &["file"], &except), &["file", "device", "update_metadata", "size", "stride"]);
     let skip: Vec<&str> = except.iter().copied().chain(by_panel.iter().map(String::as_str)).collect();
     let by_row = varying(&all, &[], &skip);
     let mut steps: Vec<String> = Vec::new();
@@ -29,6 +29,8 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
             steps.push(step);
         }
     }
+    // Publishing comes last, after whatever pins; the others are in their order already.
+    steps.sort_by_key(|step| (step == "publishing", step.starts_with("pinning")));
     let name = |index: usize| format!("{} {}", index + 1, steps[index]);
     let legend: Vec<_> = (0..steps.len()).map(|index| (name(index), index, Sample::Bar)).collect();
     let panels = groups(&all, &by_panel);
@@ -169,7 +171,7 @@ pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
     let parts: Vec<String> = by_panel.iter().chain(&by_row).cloned().collect();
     for (panel, rows) in &panels {
         let area = frame.panel(panel);
-        let axis = axis.between(area.left + room, area.right - 56.0);
+        let axis = axis.between(area.left + room, area.right - 64.0);
         let height = 2.0 * THICKNESS + 2.0 + GAP;
         let bottom = area.top + rows.len() as f64 * height + GAP;
         draw_scale(
@@ -198,12 +200,10 @@ pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
                 let text = format!("{}×", digits(spread.median));
                 frame.scene.hint(format!("{name}, {subject}: {text} ({}× to {}×)", digits(spread.minimum), digits(spread.maximum)));
                 whisker(&mut frame.scene, axis.at(spread.minimum), axis.at(spread.maximum), middle);
-                let mut free = axis.at(spread.maximum).max(one);
                 if let (1, Some(times)) = (index, reported(members)) {
                     frame.scene.reference((axis.at(times), middle));
-                    free = if axis.at(times) < free + 50.0 { free.max(axis.at(times)) } else { free };
                 }
-                frame.scene.text(label(free + 9.0, middle + 4.0, text.as_str(), Anchor::Start));
+                frame.scene.text(label(area.right, middle + 4.0, text.as_str(), Anchor::End));
                 let mut row: Vec<String> = parts.iter().map(|part| members[0].part(part)).collect();
                 let rounds = members
                     .iter()
@@ -293,8 +293,11 @@ fn draw_scale(scene: &mut Scene, axis: Axis, top: f64, bottom: f64, name: impl F
 }
 
 fn whisker(scene: &mut Scene, from: f64, to: f64, y: f64) {
-    scene.line(&[(from, y), (to, y)], Ink::Text, 1.2, &[]);
-    for end in [from, to] {
-        scene.line(&[(end, y - 4.0), (end, y + 4.0)], Ink::Text, 1.2, &[]);
+    // A rim of paper keeps it visible on a bar of any colour.
+    for (ink, width) in [(Ink::Paper, 3.6), (Ink::Text, 1.4)] {
+        scene.line(&[(from, y), (to, y)], ink, width, &[]);
+        for end in [from, to] {
+            scene.line(&[(end, y - 4.5), (end, y + 4.5)], ink, width, &[]);
+        }
     }
 }

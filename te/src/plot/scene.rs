@@ -279,6 +279,27 @@ impl Scene {
         svg + "\n</svg>\n"
     }
 
+    /// Each text with its size and what it covers: left, top, right, bottom.
+    #[cfg(test)]
+    pub fn text_boxes(&self) -> Vec<(String, f64, [f64; 4])> {
+        let of = |(shape, _): &(Shape, Option<String>)| {
+            let Shape::Text(text) = shape else { return None };
+            let width = text_width(&text.text, text.size, text.bold) / OTHER_FONT;
+            let before = match text.anchor {
+                Anchor::Start => 0.0,
+                Anchor::Middle => width / 2.0,
+                Anchor::End => width,
+            };
+            let (above, below) = (0.75 * text.size, 0.2 * text.size);
+            let covered = match text.upright {
+                false => [text.x - before, text.y - above, text.x - before + width, text.y + below],
+                true => [text.x - above, text.y - width + before, text.x + below, text.y + before],
+            };
+            Some((text.text.clone(), text.size, covered))
+        };
+        self.shapes.iter().filter_map(of).collect()
+    }
+
     /// As the bytes of a PNG file, for white paper or as it is in the dark.
     pub fn png(&self, dark: bool) -> Result<Vec<u8>, String> {
         let pixels = |length: f64| (length * f64::from(SCALE)).ceil() as u32;

@@ -152,3 +152,80 @@ fn every_table_is_drawn_as_page_svg_and_png() {
         }
     }
 }
+
+#[test]
+fn charts_without_measurements_are_left_out_and_the_page_says_so() {
+    let mut report = made_up();
+    report.measurements.retain(|measurement| measurement.key.table == Table::Pool);
+    let inputs = [input(report)];
+    let (figures, missing) = figures(&inputs);
+    assert_eq!(Vec::from_iter(figures.iter().map(|figure| figure.name.as_str())), ["pool"]);
+    assert_eq!(missing.len(), 5);
+    assert!(page(&inputs, &figures, &missing).contains("Left out, for there are no measurements: finding and keeping regions"));
+}
+
+#[test]
+fn a_page_needs_nothing_from_elsewhere_and_is_dark_where_that_is_wanted() {
+    let inputs = [input(made_up())];
+    let (figures, missing) = figures(&inputs);
+    let page = page(&inputs, &figures, &missing);
+    let own = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    for foreign in ["http:", "https:", "<script", "<link", "@import", "url("] {
+        assert!(!own.contains(foreign), "{foreign}");
+    }
+    assert!(page.contains("@media screen and (prefers-color-scheme:dark)") && page.contains(".f-s0{fill:var(--s0)}"));
+    for figure in &figures {
+        assert!(page.contains(&format!("<title id=\"{0}-title\">", figure.name)), "{}", figure.name);
+        assert!(figure.rows.iter().all(|row| row.len() == figure.columns.len()), "{}", figure.name);
+        assert!(!figure.scene.svg("", "", "alone", false).contains("var("), "{}", figure.name);
+    }
+}
+
+#[test]
+fn what_is_said_by_a_file_cannot_become_markup() {
+    let mut report = made_up();
+    report.command = "<script>alert(1)</script>".to_string();
+    report.measurements[0].key.subject = "<b>&\"".to_string();
+    let inputs = [input(report)];
+    let (figures, missing) = figures(&inputs);
+    let page = page(&inputs, &figures, &missing);
+    assert!(!page.contains("<script") && !page.contains("<b>") && page.contains("&lt;b&gt;&amp;&quot;"));
+}
+
+#[test]
+fn files_stand_side_by_side_in_panels_of_their_own() {
+    let inputs = ["a.json", "b.json"].map(|label| Input { label: label.to_string(), report: made_up() });
+    let (one, two) = (figures(&[input(made_up())]).0, figures(&inputs).0);
+    for (one, two) in one.iter().zip(&two) {
+        assert_eq!((one.name.as_str(), one.rows.len() * 2), (two.name.as_str(), two.rows.len()));
+        let picture = two.scene.svg("", "", "x", false);
+        assert!(picture.contains("a.json") && picture.contains("b.json"), "{}", two.name);
+    }
+}
+
+#[test]
+fn texts_of_a_picture_do_not_overlap_and_are_large_enough() {
+    for figure in figures(&[input(made_up())]).0 {
+        let boxes = figure.scene.text_boxes();
+        for (index, (text, size, [left, top, right, bottom])) in boxes.iter().enumerate() {
+            assert!(*size >= 11.0, "{}: {text}", figure.name);
+            for (other, _, [x0, y0, x1, y1]) in &boxes[index + 1..] {
+                let apart = right <= x0 || x1 <= left || bottom <= y0 || y1 <= top;
+                assert!(apart, "{}: {text} and {other}", figure.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn dates_are_those_of_the_calendar() {
+    let shown = [0, 951_782_400, 1_709_164_799, 1_735_689_600].map(date);
+    assert_eq!(shown, ["1970-01-01 00:00 UTC", "2000-02-29 00:00 UTC", "2024-02-28 23:59 UTC", "2025-01-01 00:00 UTC"]);
+}
+
+#[test]
+fn values_have_three_digits_and_a_unit_that_suits_them() {
+    let shown = [(22.44, "ns"), (1_999.7, "ns"), (0.25, "us"), (61_000.0, "ms"), (1_234.0, "MB/s"), (3.0, "calls")];
+    let shown = shown.map(|(number, unit)| figure::value(number, unit));
+    assert_eq!(shown, ["22.4 ns", "2 µs", "250 ns", "61 s", "1.23 GB/s", "3 calls"]);
+}
