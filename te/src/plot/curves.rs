@@ -25,7 +25,7 @@ pub struct Curves {
     pub figure: &'static [&'static str],
     /// In each a panel for each value of these, and a curve for each of what is left.
     pub panel: &'static [&'static str],
-    /// Beside the other axis.
+    /// Beside the other axis; if empty, the quantity.
     pub values: &'static str,
 }
 
@@ -66,6 +66,7 @@ impl Curves {
         let (first, last) = (places[0] as f64, places[places.len() - 1] as f64);
         let horizontal = if first == last { Axis::exact(first / 2.0, last * 2.0) } else { Axis::exact(first, last) };
         let unit = &points[0].measurement.unit;
+        let values = if self.values.is_empty() { points[0].part("quantity") } else { self.values.to_string() };
 
         for (panel, members) in &panels {
             let area = frame.panel(panel);
@@ -93,7 +94,7 @@ impl Curves {
             }
             scene.line(&[(left, top), (left, bottom), (right, bottom)], Ink::Faint, 1.0, &[]);
             scene.text(label((left + right) / 2.0, bottom + 2.0 * LINE + 2.0, self.axis, Anchor::Middle));
-            scene.text(Text { upright: true, ..label(area.left + 10.0, (top + bottom) / 2.0, self.values, Anchor::Middle) });
+            scene.text(Text { upright: true, ..label(area.left + 10.0, (top + bottom) / 2.0, values.as_str(), Anchor::Middle) });
 
             // Ours is drawn last and lies above the others.
             for (number, name) in series.iter().enumerate().rev() {

@@ -358,7 +358,7 @@ impl Frame {
                 self.scene.text(Text { size: SMALL + 1.0, bold: true, ..label(left + MARGIN, top, line, Anchor::Start) });
             }
         }
-        Area { left: left + MARGIN, top: top + 10.0, right: left + width - MARGIN }
+        Area { left: left + MARGIN, top: top + 14.0, right: left + width - MARGIN }
     }
 
     /// That the last panel reaches down to here.

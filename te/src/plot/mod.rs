@@ -67,7 +67,7 @@ const CURVES: [Curves; 3] = [
         title: "Transfers",
         figure: &["quantity"],
         panel: &["operation", "threads", "batch"],
-        values: "median of the rounds",
+        values: "",
     },
 ];
 
