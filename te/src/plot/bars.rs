@@ -4,7 +4,8 @@ use crate::bench::statistics::Spread;
 use crate::report::Table;
 
 use super::figure::{
-    Area, Axis, Figure, Frame, Input, LINE, Point, SMALL, Sample, constant, digits, groups, label, points, value, varying, wrap,
+    Area, Axis, Figure, Frame, Input, LINE, Point, SMALL, Sample, constant, digits, file_stem, groups, label, points, value,
+    varying, wrap,
 };
 use super::scene::{Anchor, Ink, Scene, Text, text_width};
 
@@ -122,20 +123,26 @@ const REPORTED: [(&str, &str, f64); 6] = [
 
 /// Draws how many times faster than one device after the other registering is.
 pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
-    const TITLE: &str = "Parallel registration against one device after the other";
+    let all = points(inputs, Table::Parallel);
+    // A figure for each number of devices, for all of them together are too tall to be read.
+    let figures = groups(&all, &["devices".to_string()]);
+    figures.iter().filter_map(|(devices, points)| draw_parallel_with(devices, points, machine)).collect()
+}
+
+fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option<Figure> {
+    let title = format!("Parallel registration against one device after the other: {devices}");
     const SEQUENTIAL: &str = "sequential";
     const SUBJECTS: [&str; 2] = ["ours", "thread per device"];
-    let all = points(inputs, Table::Parallel);
-    let by_panel = varying(&all, &["file", "quantity"], &[]);
+    let by_panel = varying(all, &["file", "quantity"], &[]);
     let by_panel = among(&by_panel, &["file", "quantity"]);
     let skip: Vec<&str> = by_panel.iter().map(String::as_str).collect();
-    let by_row = varying(&all, &["memory", "page", "devices", "size"], &skip);
+    let by_row = varying(all, &["memory", "page", "devices", "size"], &skip);
     // Without the other one there is nothing to set a time beside.
     let speed_up = |members: &[Point<'_>], subject: &str| -> Option<Spread> {
         let of = |subject: &str| members.iter().find(|point| point.part("subject") == subject);
         Some(ratio(&of(SEQUENTIAL)?.measurement.samples, &of(subject)?.measurement.samples))
     };
-    let panels: Vec<(String, Vec<(String, Vec<Point<'_>>)>)> = groups(&all, &by_panel)
+    let panels: Vec<(String, Vec<(String, Vec<Point<'_>>)>)> = groups(all, &by_panel)
         .into_iter()
         .map(|(name, members)| {
             let mut rows = groups(&members, &by_row);
@@ -145,7 +152,7 @@ pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
         .filter(|(_, rows)| !rows.is_empty())
         .collect();
     if panels.is_empty() {
-        return Vec::new();
+        return None;
     }
     let reported = |members: &[Point<'_>]| {
         let of = |(quantity, memory, _): &&(&str, &str, f64)| {
@@ -166,7 +173,7 @@ pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
         legend.push(("thread per device, as reported upstream (500 GB, several NICs)".to_string(), 0, Sample::Reference));
     }
     let room = label_room(panels.iter().flat_map(|(_, rows)| rows).map(|(name, _)| name.clone()), panels.len());
-    let mut frame = Frame::begin(TITLE, &[machine.to_string(), constant(&all, &[])], panels.len(), &legend);
+    let mut frame = Frame::begin(&title, &[machine.to_string(), constant(all, &["devices"])], panels.len(), &legend);
     let mut rows_of_table = Vec::new();
     let parts: Vec<String> = by_panel.iter().chain(&by_row).cloned().collect();
     for (panel, rows) in &panels {
@@ -233,9 +240,9 @@ pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
         frame.reached(bottom + 2.0 * LINE + 8.0);
     }
     let more = ["subject", "times as fast", "least", "most", "rounds", "sequential", "its own time", "reported"];
-    vec![Figure {
-        name: "parallel-registration".to_string(),
-        title: TITLE.to_string(),
+    Some(Figure {
+        name: file_stem(&format!("parallel registration {devices}")),
+        title,
         note: "Time of one device after the other divided by the time of the subject, on a logarithmic axis: bars to the right of the \
                line at 1× are faster, to the left slower. Medians of the ratios of rounds; thin lines from the least to the most. Diamonds \
                are what upstream reported for its thread for each device on another machine with more memory: they show a direction, \
@@ -244,7 +251,7 @@ pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
         scene: frame.end(),
         columns: parts.iter().cloned().chain(more.map(str::to_string)).collect(),
         rows: rows_of_table,
-    }]
+    })
 }
 
 /// The ratio in each round, or where rounds are not pairs that of the medians with the widest there can be.
@@ -293,6 +300,10 @@ fn draw_scale(scene: &mut Scene, axis: Axis, top: f64, bottom: f64, name: impl F
 }
 
 fn whisker(scene: &mut Scene, from: f64, to: f64, y: f64) {
+    // One round has no spread.
+    if from == to {
+        return;
+    }
     // A rim of paper keeps it visible on a bar of any colour.
     for (ink, width) in [(Ink::Paper, 3.6), (Ink::Text, 1.4)] {
         scene.line(&[(from, y), (to, y)], ink, width, &[]);

@@ -134,7 +134,7 @@ fn every_table_is_drawn_as_page_svg_and_png() {
         "registering-and-unregistering-device-io-uring",
         "registering-and-unregistering-device-rxe0",
         "registration-steps",
-        "parallel-registration",
+        "parallel-registration-4-devices",
         "pool",
         "transfers-latency",
         "transfers-throughput",
