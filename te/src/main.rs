@@ -30,7 +30,7 @@ enum Command {
     /// Show version, machine, limits, interfaces, and every environment variable, with advice.
     Info(info::Arguments),
     /// Measure engines of this library, or compare two files of measurements.
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Draw files of `te bench sweep`: a page with every chart, and each as SVG and PNG.
     Plot(plot::Arguments),
     /// Keep the metadata of a cluster's engines, over HTTP, until SIGTERM or SIGINT.

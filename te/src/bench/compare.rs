@@ -236,8 +236,8 @@ impl Distributions {
     /// The chance of each value: the largest of all samples belongs to the one or to the other.
     fn of(&mut self, first: usize, second: usize) -> &[f64] {
         let (first, second) = (first.min(second), first.max(second));
-        if !self.known.contains_key(&(first, second)) {
-            // Row `m` of the table: chances for `m` and a growing number of the others.
+        self.known.entry((first, second)).or_insert_with(|| {
+            // For `m` and each number of the others.
             let mut rows: Vec<Vec<f64>> = vec![vec![1.0]; second + 1];
             for m in 1..=first {
                 let mut row: Vec<Vec<f64>> = vec![vec![1.0]];
@@ -254,9 +254,8 @@ impl Distributions {
                 }
                 rows = row;
             }
-            self.known.insert((first, second), rows.swap_remove(second));
-        }
-        &self.known[&(first, second)]
+            rows.swap_remove(second)
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use crate::bench::statistics::Spread;
 use crate::report::Table;
 
 use super::figure::{
-    Area, Axis, Figure, Frame, Input, LINE, Point, SMALL, Sample, constant, digits, file_stem, groups, label, points, value,
+    Area, Axis, Figure, Frame, Group, Input, LINE, Point, SMALL, Sample, constant, digits, file_stem, groups, label, points, value,
     varying, wrap,
 };
 use super::scene::{Anchor, Ink, Scene, Text, text_width};
@@ -142,7 +142,7 @@ fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option
         let of = |subject: &str| members.iter().find(|point| point.part("subject") == subject);
         Some(ratio(&of(SEQUENTIAL)?.measurement.samples, &of(subject)?.measurement.samples))
     };
-    let panels: Vec<(String, Vec<(String, Vec<Point<'_>>)>)> = groups(all, &by_panel)
+    let panels: Vec<(String, Vec<Group<'_>>)> = groups(all, &by_panel)
         .into_iter()
         .map(|(name, members)| {
             let mut rows = groups(&members, &by_row);

@@ -110,9 +110,12 @@ pub fn constant(points: &[Point<'_>], except: &[&str]) -> String {
     Vec::from_iter(names.map(|name| first.part(name))).join(", ")
 }
 
+/// Points that are alike, under what they have in common as words.
+pub type Group<'a> = (String, Vec<Point<'a>>);
+
 /// Puts points together that are alike in these parts, in the order of their coming; each group with those parts as words.
-pub fn groups<'a>(points: &[Point<'a>], names: &[String]) -> Vec<(String, Vec<Point<'a>>)> {
-    let mut groups: Vec<(String, Vec<Point<'a>>)> = Vec::new();
+pub fn groups<'a>(points: &[Point<'a>], names: &[String]) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group<'a>> = Vec::new();
     for point in points {
         let parts = names.iter().map(|name| point.part(name)).filter(|part| !part.is_empty());
         let name = Vec::from_iter(parts).join(", ");
