@@ -7,6 +7,7 @@ mod bench;
 mod info;
 mod metadata_server;
 mod output;
+mod plot;
 mod report;
 mod ring;
 mod size;
@@ -29,9 +30,10 @@ struct Arguments {
 enum Command {
     /// Show version, machine, limits, interfaces, and every environment variable, with advice; or what the engines of a process do.
     Info(info::Arguments),
-    /// Measure engines of this library.
-    #[command(subcommand)]
-    Bench(bench::Command),
+    /// Measure engines of this library, or compare two files of measurements.
+    Bench(Box<bench::Arguments>),
+    /// Draw files of `te bench sweep`: a page with every chart, and each as SVG and PNG.
+    Plot(plot::Arguments),
     /// Keep the metadata of a cluster's engines, over HTTP, until SIGTERM or SIGINT.
     MetadataServer(metadata_server::Arguments),
 }
@@ -39,7 +41,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Info(arguments) => info::run(&arguments).map_err(Into::into),
-        Command::Bench(command) => bench::run(&command),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Plot(arguments) => plot::run(&arguments),
         Command::MetadataServer(arguments) => metadata_server::run(&arguments),
     };
     match result {

@@ -59,3 +59,46 @@ fn info_says_when_the_metric_will_not_be_seen() {
     assert!(advice(&[("MC_TE_METRIC", "1")]));
     assert!(!advice(&[("MC_TE_METRIC", "1"), ("MC_LOG_LEVEL", "DEBUG")]) && !advice(&[("MC_TE_METRIC", "0")]));
 }
+
+/// A file of measurements with one look-up.
+fn measurements(name: &str, samples: [f64; 6]) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("te-command-line-{name}-{}.json", std::process::id()));
+    let report = serde_json::json!({
+        "format": "te-measurements", "version": 1, "complete": true, "started": 0, "seconds": 1.0, "command": "te bench sweep",
+        "machine": { "processor": "some", "cpus": 2, "kernel": "6.1", "load": 0.0, "optimized": true },
+        "measurements": [{ "table": "index", "quantity": "look-up hit", "subject": "ours", "place": { "regions": 256 },
+                           "unit": "ns", "better": "less", "samples": samples }],
+        "skipped": []
+    });
+    std::fs::write(&path, report.to_string()).unwrap();
+    path
+}
+
+#[test]
+fn a_comparison_fails_if_and_only_if_something_became_worse_and_wrong_arguments_are_something_else() {
+    let [fast, slow] = [("fast", 1.0), ("slow", 1.5)]
+        .map(|(name, factor)| measurements(name, [20.0, 20.1, 20.2, 20.3, 20.4, 20.5].map(|sample| sample * factor)));
+    let [fast, slow] = [&fast, &slow].map(|path| path.to_str().unwrap());
+    for (arguments, status) in [
+        (["--compare", fast, slow].as_slice(), 1),
+        (&["--compare", slow, fast], 0),
+        (&["--compare", fast, fast], 0),
+        (&["--compare", fast, slow, "--tolerance", "60"], 0),
+        (&["--compare", fast, slow, "--tolerance", "-1"], 2),
+        (&["--compare", fast], 2),
+        (&["--compare", fast, "/nowhere.json"], 2),
+        (&["--tolerance", "5"], 2),
+        (&[], 2),
+    ] {
+        let output = te(&[&["bench"], arguments].concat(), &[]);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {output:?}");
+    }
+    let output = te(&["bench", "--compare", fast, slow, "--json"], &[]);
+    let outcome: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&outcome["regressions"], &outcome["compared"][0]["verdict"]), (&1.into(), &"regression".into()));
+    let text = String::from_utf8(te(&["bench", "--compare", fast, slow], &[]).stdout).unwrap();
+    assert!(text.contains("WORSE") && text.contains("1 compared: 1 worse"), "{text}");
+    for path in [fast, slow] {
+        std::fs::remove_file(path).unwrap();
+    }
+}

@@ -35,13 +35,22 @@ impl Machine {
             optimized: !cfg!(debug_assertions),
         }
     }
+
+    /// What it is, in one line.
+    pub fn name(&self) -> String {
+        format!("{}, {} CPUs, kernel {}", self.processor, self.cpus, self.kernel.as_deref().unwrap_or("unknown"))
+    }
+
+    /// Whether the program is a release build.
+    pub fn is_optimized(&self) -> bool {
+        self.optimized
+    }
 }
 
 /// A line about the machine, and one for each thing that spoils figures.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kernel = self.kernel.as_deref().unwrap_or("unknown");
-        writeln!(f, "{}, {} CPUs, kernel {kernel}", self.processor, self.cpus)?;
+        writeln!(f, "{}", self.name())?;
         if let Some(load) = self.load.filter(|load| *load > self.cpus as f64 / 4.0) {
             writeln!(
                 f,

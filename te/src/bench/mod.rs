@@ -4,6 +4,7 @@
 //! compared where they arrive; the program fails if anything is not as it should be. Tables, or JSON, go to standard output, progress
 //! to standard error.
 
+mod compare;
 mod copies;
 #[cfg(feature = "rdma")]
 mod device;
@@ -25,6 +26,7 @@ mod target;
 mod transfer;
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Subcommand, ValueEnum};
@@ -35,6 +37,28 @@ use transfer_engine::telemetry;
 
 use crate::output;
 use crate::size::parse_size;
+
+/// What is to be measured, or compared.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Compare two files of `te bench sweep`: exit status 1 if the second is worse than the first.
+    #[arg(long, num_args = 2, value_names = ["FIRST", "SECOND"], required = true)]
+    compare: Vec<PathBuf>,
+    /// Percent by which a measurement may become worse.
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = parse_percent, requires = "compare")]
+    tolerance: f64,
+    /// Print the comparison as JSON.
+    #[arg(long, requires = "compare")]
+    json: bool,
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|_| "is no number".to_string())?;
+    if percent.is_finite() && percent >= 0.0 { Ok(percent) } else { Err("must be 0 or more".to_string()) }
+}
 
 /// What can be measured.
 #[derive(Subcommand)]
@@ -55,7 +79,11 @@ pub enum Command {
 }
 
 /// Runs `te bench`.
-pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
+pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let Some(command) = &arguments.command else {
+        let [first, second] = arguments.compare.as_slice() else { return Err("two files are compared".into()) };
+        return compare::run(first, second, arguments.tolerance, arguments.json);
+    };
     match command {
         Command::Register(arguments) => register::run(arguments),
         Command::Open(arguments) => open::run(arguments),

@@ -26,6 +26,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use self::recorder::Recorder;
 use super::machine::{time_fixed_work, time_round_trip};
 use crate::output;
+use crate::plot;
 use crate::report::{Better, Key, Report, Table};
 
 /// Arguments of `te bench sweep`.
@@ -34,7 +35,7 @@ pub struct Arguments {
     /// Few figures within a minute: other defaults for what takes long.
     #[arg(long)]
     quick: bool,
-    /// Where the files go: measurements.json, measurements.csv.
+    /// Where the files go: measurements.json, measurements.csv, report.html and the charts.
     #[arg(long, default_value = "te-sweep")]
     out: PathBuf,
     /// Seconds after which no further round is begun, and which the last one is to end in.
@@ -117,7 +118,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let failed = measure(cells, arguments.rounds, Duration::from_secs(arguments.budget), &recorder);
     let report = recorder.finish()?;
     output::print(&text(arguments, &report))?;
-    eprintln!("{}", recorder.path().display());
+    for path in [vec![recorder.path()], plot::draw(&[recorder.path()], &arguments.out)?].concat() {
+        eprintln!("{}", path.display());
+    }
     match failed {
         0 => Ok(()),
         _ => Err(format!("{failed} cells have failed; what was skipped says why").into()),

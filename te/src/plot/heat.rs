@@ -1,0 +1,187 @@
+//! A map of the pool's speed-up: a row for each size of a key, a column for each size of a put.
+
+use crate::bench::statistics::Spread;
+use crate::output;
+use crate::report::Table;
+
+use super::bars::ratio;
+use super::figure::{Figure, Frame, Input, LINE, Point, SMALL, constant, digits, groups, label, points, value, varying};
+use super::scene::{Anchor, Ink, Text, text_width};
+
+const HEIGHT: f64 = 58.0;
+/// The ratio at which colours end; beyond, they stay.
+const FULL: f64 = 4.0;
+
+/// Third of the seeds: bytes of a key in MiB, keys, and the speed-up with one NIC and with eight.
+const REPORTED: [(u64, u64, f64, f64); 12] = [
+    (4, 256, 1.40, 2.20),
+    (16, 64, 1.53, 2.09),
+    (16, 256, 1.36, 3.22),
+    (64, 16, 1.66, 3.50),
+    (64, 64, 1.47, 2.75),
+    (64, 128, 1.55, 3.20),
+    (256, 4, 1.95, 3.26),
+    (256, 16, 1.47, 3.29),
+    (256, 32, 1.65, 3.27),
+    (1024, 1, 1.45, 3.02),
+    (1024, 4, 1.45, 3.08),
+    (1024, 8, 1.46, 2.97),
+];
+
+/// A put of so many keys of this size, both ways.
+struct Cell<'a> {
+    size: u64,
+    keys: u64,
+    direct: Point<'a>,
+    pool: Point<'a>,
+}
+
+impl Cell<'_> {
+    fn total(&self) -> u64 {
+        self.size * self.keys
+    }
+
+    fn speed_up(&self) -> Spread {
+        ratio(&self.direct.measurement.samples, &self.pool.measurement.samples)
+    }
+
+    fn saved(&self) -> f64 {
+        self.direct.measurement.spread().median - self.pool.measurement.spread().median
+    }
+
+    fn reported(&self) -> Option<String> {
+        let of = |(size, keys, _, _): &&(u64, u64, f64, f64)| self.size == size << 20 && self.keys == *keys;
+        REPORTED.iter().find(of).map(|(_, _, one, eight)| format!("{one:.2}× | {eight:.2}×"))
+    }
+}
+
+/// Draws the map.
+pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
+    const TITLE: &str = "Puts through a pool against a registration for each";
+    let puts: Vec<Point<'_>> = points(inputs, Table::Pool).into_iter().filter(|point| point.part("quantity") == "put").collect();
+    let except = ["size", "keys"];
+    let by_panel = varying(&puts, &["file"], &except);
+    let panels: Vec<(String, Vec<Cell<'_>>)> = groups(&puts, &by_panel)
+        .into_iter()
+        .map(|(name, members)| (name, cells(&members)))
+        .filter(|(_, cells)| !cells.is_empty())
+        .collect();
+    if panels.is_empty() {
+        return Vec::new();
+    }
+    let mut frame = Frame::begin(TITLE, &[machine.to_string(), constant(&puts, &except)], panels.len(), &[]);
+    let mut rows = Vec::new();
+    for (panel, cells) in &panels {
+        let area = frame.panel(panel);
+        let distinct = |of: &dyn Fn(&Cell<'_>) -> u64| {
+            let mut values: Vec<u64> = cells.iter().map(of).collect();
+            values.sort_unstable();
+            values.dedup();
+            values
+        };
+        let (sizes, totals) = (distinct(&|cell| cell.size), distinct(&|cell| cell.total()));
+        let widest = sizes.iter().map(|size| text_width(&output::bytes(*size), SMALL, false)).fold(0.0, f64::max);
+        let left = area.left + LINE + widest + 14.0;
+        let width = ((area.right - left) / totals.len() as f64).min(210.0);
+        let (top, right) = (area.top, left + width * totals.len() as f64);
+        let bottom = top + HEIGHT * sizes.len() as f64;
+        for (row, size) in sizes.iter().enumerate() {
+            let middle = top + (row as f64 + 0.5) * HEIGHT;
+            frame.scene.text(label(left - 8.0, middle + 4.0, output::bytes(*size), Anchor::End));
+        }
+        for (column, total) in totals.iter().enumerate() {
+            let middle = left + (column as f64 + 0.5) * width;
+            frame.scene.text(label(middle, bottom + LINE, output::bytes(*total), Anchor::Middle));
+        }
+        frame.scene.text(Text { upright: true, ..label(area.left + 10.0, (top + bottom) / 2.0, "size of a key", Anchor::Middle) });
+        frame.scene.text(label(
+            (left + right) / 2.0,
+            bottom + 2.0 * LINE + 4.0,
+            "bytes of a put, all keys together",
+            Anchor::Middle,
+        ));
+        for cell in cells {
+            let index = |values: &[u64], value: u64| values.iter().position(|other| *other == value).unwrap_or(0) as f64;
+            let (x, y) = (left + width * index(&totals, cell.total()), top + HEIGHT * index(&sizes, cell.size));
+            let spread = cell.speed_up();
+            let (colour, ink) = colour(spread.median);
+            frame.scene.rectangle((x + 1.0, y + 1.0), (x + width - 1.0, y + HEIGHT - 1.0), colour);
+            frame.scene.hint(format!(
+                "{} keys of {}: {}× ({}× to {}×)",
+                cell.keys,
+                output::bytes(cell.size),
+                digits(spread.median),
+                digits(spread.minimum),
+                digits(spread.maximum)
+            ));
+            let unit = &cell.pool.measurement.unit;
+            let (saved, word) = (cell.saved(), if cell.saved() < 0.0 { "lost" } else { "saved" });
+            let mut lines = vec![(format!("{}×", digits(spread.median)), 14.0, true)];
+            lines.push((format!("{}× to {}×", digits(spread.minimum), digits(spread.maximum)), 11.0, false));
+            lines.push((format!("{} {word}", value(saved.abs(), unit)), 11.0, false));
+            lines.retain(|(text, size, bold)| text_width(text, *size, *bold) < width - 4.0);
+            let first = y + HEIGHT / 2.0 + 5.0 - (lines.len() - 1) as f64 * 8.0;
+            for (line, (text, size, bold)) in lines.into_iter().enumerate() {
+                let text = label(x + width / 2.0, first + line as f64 * 16.0, text, Anchor::Middle);
+                frame.scene.text(Text { size, bold, ink, ..text });
+            }
+            let mut row: Vec<String> = by_panel.iter().map(|part| cell.pool.part(part)).collect();
+            row.extend([output::bytes(cell.size), cell.keys.to_string(), output::bytes(cell.total())]);
+            row.extend([spread.median, spread.minimum, spread.maximum].map(|times| format!("{}×", digits(times))));
+            row.extend([cell.direct, cell.pool].map(|point| value(point.measurement.spread().median, unit)));
+            row.push(cell.pool.measurement.samples.len().to_string());
+            row.push(cell.reported().unwrap_or_default());
+            rows.push(row);
+        }
+        draw_colours(&mut frame, left, bottom + 3.0 * LINE);
+        frame.reached(bottom + 4.0 * LINE + 22.0);
+    }
+    let columns = ["size of a key", "keys", "all keys", "times as fast", "least", "most", "registered each", "pool", "rounds"];
+    let reported = "reported upstream, 1 NIC | 8 NICs";
+    vec![Figure {
+        name: "pool".to_string(),
+        title: TITLE.to_string(),
+        note: "In each field how many times faster a put through the pool is than one that registers its memory (median of the ratios of \
+               rounds), the least and the most, and the time that it saves. Blue is faster, orange slower; grey makes no difference."
+            .to_string(),
+        scene: frame.end(),
+        columns: by_panel.iter().cloned().chain(columns.map(str::to_string)).chain([reported.to_string()]).collect(),
+        rows,
+    }]
+}
+
+fn cells<'a>(members: &[Point<'a>]) -> Vec<Cell<'a>> {
+    let by = ["size".to_string(), "keys".to_string()];
+    let cell = |(_, both): (String, Vec<Point<'a>>)| {
+        let of = |subject: &str| both.iter().find(|point| point.part("subject") == subject).copied();
+        let (direct, pool) = (of("register each time")?, of("pool")?);
+        Some(Cell { size: pool.number("size")?, keys: pool.number("keys")?, direct, pool })
+    };
+    groups(members, &by).into_iter().filter_map(cell).collect()
+}
+
+/// Between grey at 1 and blue or orange at [`FULL`] or one through it, and an ink that can be read on it.
+fn colour(times: f64) -> (Ink, Ink) {
+    const MIDDLE: [f64; 3] = [236.0, 236.0, 236.0];
+    const FASTER: [f64; 3] = [0.0, 90.0, 160.0];
+    const SLOWER: [f64; 3] = [200.0, 80.0, 0.0];
+    let share = (times.ln() / FULL.ln()).clamp(-1.0, 1.0);
+    let end = if share < 0.0 { SLOWER } else { FASTER };
+    let mix: [f64; 3] = std::array::from_fn(|part| MIDDLE[part] + (end[part] - MIDDLE[part]) * share.abs());
+    let light = (0.299 * mix[0] + 0.587 * mix[1] + 0.114 * mix[2]) / 255.0;
+    let [red, green, blue] = mix.map(|part| part.round() as u32);
+    (Ink::Exact(red << 16 | green << 8 | blue), Ink::Exact(if light > 0.53 { 0x1b1f23 } else { 0xffffff }))
+}
+
+/// What the colours mean.
+fn draw_colours(frame: &mut Frame, left: f64, top: f64) {
+    const WIDTH: f64 = 34.0;
+    for (step, times) in [0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0].into_iter().enumerate() {
+        let x = left + step as f64 * WIDTH;
+        frame.scene.rectangle((x, top), (x + WIDTH, top + 12.0), colour(times).0);
+        if step.is_multiple_of(2) {
+            frame.scene.text(label(x + WIDTH / 2.0, top + 12.0 + LINE - 2.0, format!("{times}×"), Anchor::Middle));
+        }
+    }
+    frame.scene.text(label(left + 9.5 * WIDTH, top + 10.0, "times as fast", Anchor::Start));
+}
