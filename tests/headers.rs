@@ -205,7 +205,7 @@ SIZE(te_transfer_result, 24);
 AT(te_transfer_result, bytes, 16);
 SIZE(te_batch_status, 48);
 SIZE(te_notification, 16);
-SIZE(te_statistics, 232);
+SIZE(te_statistics, 240);
 SIZE(te_registration_cost, 64);
 SIZE(te_device_cost, 80);
 SIZE(te_pool_options, 80);

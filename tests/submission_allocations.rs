@@ -119,8 +119,8 @@ fn a_submission_allocates_as_often_whatever_its_length() {
             let (calls, bytes) = submit(count, region);
             // What is kept for work that is posted may still grow a little: the NIC's thread may have taken completions before.
             assert!(calls <= few + 4, "{count} requests make {calls} calls, 256 make {few}");
-            // 108, and at 1024 requests some 16 more for the guards of 256 regions, and 28 for the ways between them.
-            assert!(bytes <= 160, "{count} requests take {bytes} bytes each");
+            // 128 to 130, and at 1024 requests some 16 more for the guards of 256 regions, and 18 for the ways between them.
+            assert!(bytes <= 170, "{count} requests take {bytes} bytes each");
         }
     }
     assert!(few <= 40, "{few} calls");

@@ -38,8 +38,14 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
     let rows_of = |members: &[Point<'_>]| -> Vec<(String, Spread)> {
         groups(members, &by_row).into_iter().map(|(name, parts)| (name, total(&parts))).collect()
     };
-    let high = panels.iter().flat_map(|(_, members)| rows_of(members)).map(|(_, total)| total.maximum).fold(0.0, f64::max);
-    let axis = Axis::linear(high);
+    // Pinning and telling a server differ too much from book-keeping for one axis; the same place has the same in each file.
+    let by_place: Vec<String> = by_panel.iter().filter(|part| *part != "file").cloned().collect();
+    let high = |members: &[Point<'_>]| rows_of(members).iter().map(|(_, total)| total.maximum).fold(0.0, f64::max);
+    let axis_of = |members: &[Point<'_>]| {
+        let place = groups(members, &by_place).into_iter().next().map(|(name, _)| name);
+        let same = panels.iter().filter(|(_, others)| groups(others, &by_place).first().map(|(name, _)| name) == place.as_ref());
+        Axis::linear(same.map(|(_, others)| high(others)).fold(0.0, f64::max))
+    };
     let unit = &all[0].measurement.unit;
     let labels = panels.iter().flat_map(|(_, members)| rows_of(members)).map(|(name, _)| name);
     let room = label_room(labels, panels.len());
@@ -48,7 +54,7 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
         let area = frame.panel(panel);
         let rows = groups(members, &by_row);
         let right_room = 66.0;
-        let axis = axis.between(area.left + room, area.right - right_room);
+        let axis = axis_of(members).between(area.left + room, area.right - right_room);
         let bottom = area.top + rows.len() as f64 * (THICKNESS + GAP) + GAP;
         draw_scale(&mut frame.scene, axis, area.top, bottom, |tick| value(tick, unit), "median time of a call");
         for (row, (name, parts)) in rows.iter().enumerate() {
@@ -89,7 +95,7 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
     };
     let note = "Medians of the steps, one after the other; the line at the end reaches from the smallest to the largest sum of a round, \
                 and the figure beside it is the sum of the medians. Numbers in the bars are those of the legend; a step too short for \
-                its number is in the table.";
+                its number is in the table. Axes differ from place to place.";
     vec![Figure {
         name: "registration-steps".to_string(),
         title: TITLE.to_string(),

@@ -49,6 +49,17 @@ impl Cell<'_> {
         self.direct.measurement.spread().median - self.pool.measurement.spread().median
     }
 
+    /// What is in its field: text, size, and whether it is bold.
+    fn lines(&self) -> [(String, f64, bool); 3] {
+        let (spread, saved) = (self.speed_up(), self.saved());
+        let word = if saved < 0.0 { "lost" } else { "saved" };
+        [
+            (format!("{}×", digits(spread.median)), 14.0, true),
+            (format!("{}× to {}×", digits(spread.minimum), digits(spread.maximum)), 11.0, false),
+            (format!("{} {word}", value(saved.abs(), &self.pool.measurement.unit)), 11.0, false),
+        ]
+    }
+
     fn reported(&self) -> Option<String> {
         let of = |(size, keys, _, _): &&(u64, u64, f64, f64)| self.size == size << 20 && self.keys == *keys;
         REPORTED.iter().find(of).map(|(_, _, one, eight)| format!("{one:.2}× | {eight:.2}×"))
@@ -100,6 +111,13 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
             "bytes of a put, all keys together",
             Anchor::Middle,
         ));
+        // What does not fit into each field is in none.
+        let fits: [bool; 3] = std::array::from_fn(|line| {
+            cells.iter().all(|cell| {
+                let (text, size, bold) = &cell.lines()[line];
+                text_width(text, *size, *bold) < width - 4.0
+            })
+        });
         for cell in cells {
             let index = |values: &[u64], value: u64| values.iter().position(|other| *other == value).unwrap_or(0) as f64;
             let (x, y) = (left + width * index(&totals, cell.total()), top + HEIGHT * index(&sizes, cell.size));
@@ -115,11 +133,7 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
                 digits(spread.maximum)
             ));
             let unit = &cell.pool.measurement.unit;
-            let (saved, word) = (cell.saved(), if cell.saved() < 0.0 { "lost" } else { "saved" });
-            let mut lines = vec![(format!("{}×", digits(spread.median)), 14.0, true)];
-            lines.push((format!("{}× to {}×", digits(spread.minimum), digits(spread.maximum)), 11.0, false));
-            lines.push((format!("{} {word}", value(saved.abs(), unit)), 11.0, false));
-            lines.retain(|(text, size, bold)| text_width(text, *size, *bold) < width - 4.0);
+            let lines: Vec<_> = cell.lines().into_iter().zip(fits).filter_map(|(line, fits)| fits.then_some(line)).collect();
             let first = y + HEIGHT / 2.0 + 5.0 - (lines.len() - 1) as f64 * 8.0;
             for (line, (text, size, bold)) in lines.into_iter().enumerate() {
                 let text = label(x + width / 2.0, first + line as f64 * 16.0, text, Anchor::Middle);
@@ -142,7 +156,7 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
         name: "pool".to_string(),
         title: TITLE.to_string(),
         note: "In each field how many times faster a put through the pool is than one that registers its memory (median of the ratios of \
-               rounds), the least and the most, and the time that it saves. Blue is faster, orange slower; grey makes no difference."
+               rounds), the least and the most, and the time that it saves, as far as there is room. Blue is faster, orange slower; grey makes no difference."
             .to_string(),
         scene: frame.end(),
         columns: by_panel.iter().cloned().chain(columns.map(str::to_string)).chain([reported.to_string()]).collect(),

@@ -2,7 +2,8 @@
 //!
 //! A table is a list of cells. A round measures each cell once, in an order that is the same in every round, so that a neighbour on the
 //! machine hits all alike and that every cell has about as many samples when the time is over. Cells are set up when they are measured
-//! for the first time. A cell that fails is noted among what was skipped, and left out from then on.
+//! for the first time. A cell that fails is noted among what was skipped, and left out from then on; the sweep ends with status 1
+//! then, but for what a limit of the process forbids.
 //!
 //! The files are written every two seconds ([`recorder`]). SIGINT and SIGTERM end the process within the second, in whatever call it is, and
 //! leave them behind; processes that it has started end with it.
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
+use transfer_engine::error::Code;
 
 use self::recorder::Recorder;
 use super::machine::{time_fixed_work, time_round_trip};
@@ -154,15 +156,22 @@ fn measure(cells: Vec<Box<dyn Cell>>, rounds: u32, budget: Duration, recorder: &
             let outcome = cell.measure(recorder);
             *took = Some(begin.elapsed());
             if let Err(error) = &outcome {
-                eprintln!("te: {}: {error}", cell.name());
                 recorder.skip(&cell.name(), &error.to_string());
-                failed += 1;
+                if !is_limit(error.as_ref()) {
+                    eprintln!("te: {}: {error}", cell.name());
+                    failed += 1;
+                }
             }
             outcome.is_ok()
         });
     }
     progress.finish();
     failed
+}
+
+/// Whether a limit of this process forbids it, such as that on locked memory: the machine is told about, and nothing is wrong.
+fn is_limit(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<transfer_engine::Error>().is_some_and(|error| error.code() == Code::Limit)
 }
 
 /// How far it is: a bar on a terminal, else a line now and then.

@@ -54,6 +54,9 @@ pub struct Arguments {
 /// With a metadata server a call carries the whole descriptor, so fewer are made, and not with the most regions.
 const PUBLISHED_CALLS: usize = 8;
 const PUBLISHED_REGIONS: usize = 16384;
+/// The most regions that Mooncake's own package is given: each that is registered costs it more than the one before, so that 65,536 take
+/// more than a minute.
+const WHEEL_REGIONS: usize = 8192;
 /// What may be pinned in all cells of a size.
 const PINNED: usize = 1 << 30;
 
@@ -75,7 +78,7 @@ pub fn cells(arguments: &Arguments, regions: &[usize]) -> Result<Vec<Box<dyn Cel
                 for regions in regions.iter().copied().filter(|regions| !update_metadata || *regions <= PUBLISHED_REGIONS) {
                     let place = Place { device: device.clone(), update_metadata, regions, size, stride };
                     let measured = if update_metadata { vec![PUBLISHED_CALLS] } else { arguments.measured.clone() };
-                    let wheel = (device == "tcp").then(|| arguments.wheel.clone());
+                    let wheel = (device == "tcp" && regions <= WHEEL_REGIONS).then(|| arguments.wheel.clone());
                     cells.push(Box::new(Calls { place, measured, wheel, round: 0, ready: None }));
                 }
             }
@@ -328,6 +331,6 @@ pub fn text(report: &Report) -> String {
             .to_string();
     out += &tables::table(report, Table::Register);
     out += "\nWhat registering consists of. ns of a call.\n";
-    out += &tables::table(report, Table::Steps);
+    out += &tables::table_by(report, Table::Steps, "step");
     out
 }
