@@ -4,8 +4,8 @@ use crate::bench::statistics::Spread;
 use crate::report::Table;
 
 use super::figure::{
-    Area, Axis, Figure, Frame, Group, Input, LINE, Point, SMALL, Sample, constant, digits, file_stem, groups, label, points, value,
-    varying, wrap,
+    Area, Axis, Figure, Frame, Group, Input, LINE, MEASURED, Point, SMALL, Sample, constant, digits, file_stem, groups, label,
+    points, value, varying, wrap,
 };
 use super::scene::{Anchor, Ink, Scene, Text, text_width};
 
@@ -19,7 +19,7 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
         return Vec::new();
     }
     const TITLE: &str = "What registering a region consists of";
-    let except = ["step", "measured"];
+    let except = ["step", MEASURED];
     let by_panel = among(&varying(&all, &["file"], &except), &["file", "device", "update_metadata", "size", "stride"]);
     let skip: Vec<&str> = except.iter().copied().chain(by_panel.iter().map(String::as_str)).collect();
     let by_row = varying(&all, &[], &skip);

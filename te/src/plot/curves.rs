@@ -4,7 +4,8 @@ use crate::output;
 use crate::report::Table;
 
 use super::figure::{
-    Axis, Figure, Frame, LINE, Point, Sample, constant, file_stem, grouped, groups, label, order_series, points, value, varying,
+    Axis, Figure, Frame, LINE, MEASURED, Point, Sample, constant, file_stem, grouped, groups, label, order_series, points, value,
+    varying,
 };
 use super::figure::{Input, SMALL};
 use super::scene::{Anchor, Ink, Text, dashes, text_width};
@@ -32,8 +33,7 @@ pub struct Curves {
 impl Curves {
     /// The figures.
     pub fn draw(&self, inputs: &[Input], machine: &str) -> Vec<Figure> {
-        // How many calls were timed is no property of what is measured.
-        let except = [self.along, "measured"];
+        let except = [self.along, MEASURED];
         let all: Vec<Point<'_>> =
             points(inputs, self.table).into_iter().filter(|point| point.number(self.along).is_some()).collect();
         let by: Vec<String> = self.figure.iter().map(|name| name.to_string()).collect();

@@ -1,7 +1,9 @@
 //! What all charts have in common: the measurements of several files side by side, axes, and the frame with title and legend.
 
+use std::collections::BTreeMap;
+
 use crate::output;
-use crate::report::{Measurement, Report, Table, Value};
+use crate::report::{Key, Measurement, Report, Table, Value};
 
 use super::scene::{Anchor, Ink, Scene, Text, dashes, text_width};
 
@@ -14,6 +16,9 @@ pub const SMALL: f64 = 12.0;
 /// From one line of small text to the next.
 pub const LINE: f64 = 17.0;
 const MARGIN: f64 = 14.0;
+
+/// How many calls were timed together.
+pub const MEASURED: &str = "measured";
 
 /// A file of measurements, and what to call it where there are several.
 pub struct Input {
@@ -78,11 +83,24 @@ fn describe(name: &str, value: &Value) -> String {
     }
 }
 
-/// All measurements of a table in all files.
+/// All measurements of a table in all files. How many calls were timed together is no property of what is measured: of those that differ
+/// in nothing else, the one with the most.
 pub fn points(inputs: &[Input], table: Table) -> Vec<Point<'_>> {
     let mut points = Vec::new();
     for input in inputs {
-        points.extend(input.report.table(table).map(|measurement| Point { label: &input.label, measurement }));
+        let calls = |measurement: &Measurement| measurement.key.number(MEASURED).unwrap_or(0);
+        let beside = |measurement: &Measurement| {
+            let mut key = measurement.key.clone();
+            key.place.remove(MEASURED);
+            key
+        };
+        let mut most: BTreeMap<Key, u64> = BTreeMap::new();
+        for measurement in input.report.table(table) {
+            let most = most.entry(beside(measurement)).or_default();
+            *most = calls(measurement).max(*most);
+        }
+        let kept = input.report.table(table).filter(|measurement| most.get(&beside(measurement)) == Some(&calls(measurement)));
+        points.extend(kept.map(|measurement| Point { label: &input.label, measurement }));
     }
     points
 }

@@ -229,3 +229,15 @@ fn values_have_three_digits_and_a_unit_that_suits_them() {
     let shown = shown.map(|(number, unit)| figure::value(number, unit));
     assert_eq!(shown, ["22.4 ns", "2 µs", "250 ns", "61 s", "1.23 GB/s", "3 calls"]);
 }
+
+#[test]
+fn of_what_differs_in_the_number_of_calls_the_most_are_drawn() {
+    let mut report = Report::begin(String::new());
+    for (measured, step, sample) in [(64u64, "residency", 1.0), (256, "residency", 2.0), (64, "publishing", 3.0)] {
+        let place = [("measured", measured.into()), ("step", step.into())];
+        report.add(Key::new(Table::Steps, "register", "ours", &place), "ns", Better::Less, sample);
+    }
+    let inputs = [Input { label: String::new(), report }];
+    let samples: Vec<f64> = figure::points(&inputs, Table::Steps).iter().map(|point| point.measurement.samples[0]).collect();
+    assert_eq!(samples, [2.0, 3.0]);
+}
