@@ -151,7 +151,7 @@ impl SharedGuards {
     }
 
     /// Regions that were guarded.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn len(&self) -> usize {
         self.guards.len()
     }

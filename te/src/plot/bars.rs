@@ -73,7 +73,8 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
                 frame.scene.hint(format!("{name}, {step}: {}", value(median, unit)));
                 let number = (index + 1).to_string();
                 if end - left > text_width(&number, SMALL, true) + 4.0 {
-                    let text = label((left + end) / 2.0, middle + 4.0, number, Anchor::Middle);
+                    // At the left, where the line of the spread is not.
+                    let text = label(left + 3.0, middle + 4.0, number, Anchor::Start);
                     frame.scene.text(Text { bold: true, ink: Ink::Paper, ..text });
                 }
             }
