@@ -142,7 +142,8 @@ class TRANSFER_ENGINE_CXX_API TransferEngine {
     int syncSegmentCache(const std::string& segment_name = "");
 
     // With `update_metadata` false, peers learn of the change with the next that is published, or by
-    // getMetadata()->updateLocalSegmentDesc().
+    // getMetadata()->updateLocalSegmentDesc(). Memory that is unregistered is taken from peers at once all
+    // the same, lest they ask for it; that a metadata server cannot be told is no failure then.
     int registerLocalMemory(void* addr, size_t length, const std::string& location = kWildcardLocation,
                             bool remote_accessible = true, bool update_metadata = true);
     int unregisterLocalMemory(void* addr, bool update_metadata = true);
