@@ -361,9 +361,11 @@ int main(void) {
     null_arguments_are_refused();
     memory_is_registered_in_any_parallel_mode();
     structs_may_grow();
+    /* Before names are looked up that the system takes long for: threads may still be at it afterwards, and what these hold at the
+       moment of the fork is held in the child for good. */
+    a_forked_child_is_refused_and_may_start_anew();
     creation_fails_in_bounded_time_with_a_reason();
     the_log_goes_where_it_is_sent();
-    a_forked_child_is_refused_and_may_start_anew();
     impossible_counts_are_refused();
     return 0;
 }
