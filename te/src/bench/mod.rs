@@ -25,6 +25,9 @@ mod sweep;
 mod target;
 mod transfer;
 
+pub use self::seed::reported as reported_put;
+pub use self::sweep::REPORTED_PARALLEL;
+
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! Bars: what a registration consists of, one part upon the other; and how many times faster parallel registration is.
 
+use crate::bench::REPORTED_PARALLEL;
 use crate::bench::statistics::Spread;
 use crate::report::Table;
 
@@ -118,16 +119,6 @@ fn total(parts: &[Point<'_>]) -> Spread {
     Spread { median: sum, minimum: sum, maximum: sum }
 }
 
-/// Second of the seeds: quantity, memory, and how many times faster a thread for each device was.
-const REPORTED: [(&str, &str, f64); 6] = [
-    ("register", "written", 49.198 / 11.662),
-    ("unregister", "written", 11.754 / 1.459),
-    ("allocate, register, unregister", "written", 65.399 / 17.353),
-    ("register", "untouched", 86.930 / 461.999),
-    ("unregister", "untouched", 11.498 / 1.822),
-    ("allocate, register, unregister", "untouched", 98.945 / 464.469),
-];
-
 /// Draws how many times faster than one device after the other registering is.
 pub fn draw_parallel(inputs: &[Input], machine: &str) -> Vec<Figure> {
     let all = points(inputs, Table::Parallel);
@@ -162,10 +153,10 @@ fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option
         return None;
     }
     let reported = |members: &[Point<'_>]| {
-        let of = |(quantity, memory, _): &&(&str, &str, f64)| {
+        let of = |(memory, quantity, _): &&(&str, &str, f64)| {
             members[0].part("quantity") == *quantity && members[0].part("memory") == *memory
         };
-        REPORTED.iter().find(of).map(|(_, _, times)| *times)
+        REPORTED_PARALLEL.iter().find(of).map(|(_, _, times)| *times)
     };
     let mut ends = vec![0.5, 2.0];
     for (_, members) in panels.iter().flat_map(|(_, rows)| rows) {

@@ -16,6 +16,8 @@ mod register;
 mod tables;
 mod transfer;
 
+pub use self::parallel::REPORTED as REPORTED_PARALLEL;
+
 use std::error::Error;
 use std::io::IsTerminal;
 use std::path::PathBuf;
