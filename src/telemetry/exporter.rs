@@ -12,11 +12,14 @@
 //! connection: at most [`PLACES`] are open, and the one that came first goes when there are more. So a reader that is silent or
 //! slow costs a descriptor and one text at most, and no clock is needed. The thread owns all of it; [`Exporter`] has the event that stops it.
 //!
-//! In a child of `fork` the thread does not exist, and the parent's socket is left as it is.
+//! In a child of `fork` the thread does not exist, and the parent's socket is left as it is. A child has open what its parent had: connections
+//! are therefore taken out of the set and shut down before they are closed, or the set would report them, and readers wait, until the
+//! child ends.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -247,7 +250,8 @@ impl Worker {
                 match event.token {
                     TOKEN_STOP => {
                         // Nobody is to wait at a socket that a forked child has open, too.
-                        let _ = SockRef::from(&self.listener).shutdown(std::net::Shutdown::Both);
+                        let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
+                        self.connections.drain(..).for_each(|connection| connection.end(&self.epoll));
                         return drop(self.stop);
                     }
                     TOKEN_LISTENER => self.accept(),
@@ -262,8 +266,11 @@ impl Worker {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Such as without a descriptor left: one of ours goes, and if there is none the queue of the socket is waited for.
-                if error.kind() != ErrorKind::WouldBlock && self.connections.pop_front().is_none() {
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                if error.kind() != ErrorKind::WouldBlock {
+                    match self.connections.pop_front() {
+                        Some(oldest) => oldest.end(&self.epoll),
+                        None => std::thread::sleep(std::time::Duration::from_millis(100)),
+                    }
                 }
                 return;
             }
@@ -273,10 +280,13 @@ impl Worker {
         self.next_token += 1;
         let added = || stream.set_nonblocking(true).and_then(|()| self.epoll.add(&stream, Interest::READ, token));
         if !is_allowed || added().is_err() {
+            let _ = stream.shutdown(Shutdown::Both);
             return;
         }
-        if self.connections.len() == PLACES {
-            self.connections.pop_front();
+        if self.connections.len() == PLACES
+            && let Some(oldest) = self.connections.pop_front()
+        {
+            oldest.end(&self.epoll);
         }
         self.connections.push_back(Connection { token, stream, request: Vec::new(), reply: None });
     }
@@ -298,13 +308,21 @@ impl Worker {
             Err(error) => error.kind() == ErrorKind::WouldBlock,
         };
         let interest = if connection.reply.is_some() { Interest::WRITE } else { Interest::READ };
-        if !is_waiting || self.epoll.modify(&connection.stream, interest, token).is_err() {
-            self.connections.remove(position);
+        if (!is_waiting || self.epoll.modify(&connection.stream, interest, token).is_err())
+            && let Some(connection) = self.connections.remove(position)
+        {
+            connection.end(&self.epoll);
         }
     }
 }
 
 impl Connection {
+    /// Closes it, also where a child of `fork` has it open.
+    fn end(self, epoll: &Epoll) {
+        let _ = epoll.remove(&self.stream);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
     /// Reads what there is of the request; at its end there is a reply.
     fn receive(&mut self, render: &Render) -> io::Result<()> {
         let mut bytes = [0; 4096];
@@ -344,7 +362,6 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::net::Shutdown;
     use std::os::unix::fs::symlink;
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
@@ -514,5 +531,32 @@ mod tests {
         assert_eq!(code, 0);
         assert_eq!(ask(&path, ""), "parent");
         drop(std::mem::ManuallyDrop::into_inner(exporter));
+    }
+
+    #[test]
+    fn a_connection_ends_also_when_a_child_has_it_open() {
+        let directory = Directory::new();
+        let exporter = start(&directory.socket(), "a 1\n").unwrap();
+        let mut streams = [connect(exporter.path()), connect(exporter.path())];
+        // Answered later than both were accepted, so both are open where the child is made.
+        assert_eq!(ask(exporter.path(), ""), "a 1\n");
+        let (mut child_waits, child_may_end) = UnixStream::pair().unwrap();
+        let ends = std::thread::spawn(move || {
+            fork::tests::fork_and_run(|| {
+                // The end that this child has itself does not count.
+                let _ = child_waits.shutdown(Shutdown::Write);
+                let _ = child_waits.read(&mut [0]);
+                0
+            })
+        });
+        let _ = (&child_may_end).read(&mut [0]);
+        for stream in &mut streams {
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, "a 1\n", "the end is seen though the child has the connection open");
+        }
+        child_may_end.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(ends.join().unwrap(), 0);
     }
 }
