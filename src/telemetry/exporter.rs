@@ -80,6 +80,14 @@ pub fn default_directory() -> PathBuf {
     format!("/tmp/transfer-engine-{}", peer::own_user()).into()
 }
 
+/// The path from the root, so that the socket is found, and removed, wherever the process goes. An empty one is refused: the system would
+/// draw a name that is in no directory.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        Error::new(Code::InvalidArgument, format!("{:?} cannot be where metrics are shown: {error}; name a path", path))
+    })
+}
+
 impl Exporter {
     /// Opens a socket and answers with what `render` makes, on a thread of its own; no text closes the connection.
     ///
@@ -88,9 +96,14 @@ impl Exporter {
     pub fn start(place: Place<'_>, render: impl Fn() -> Option<String> + Send + 'static) -> Result<Exporter> {
         let taking = TAKING.lock();
         let (path, listener) = match place {
-            Place::Path(path) => (path.to_path_buf(), listen(path)?),
+            Place::Path(path) => {
+                let path = absolute(path)?;
+                let listener = listen(&path)?;
+                (path, listener)
+            }
             Place::Directory(directory) => {
-                prepare(directory)?;
+                let directory = absolute(directory)?;
+                prepare(&directory)?;
                 let number = DRAWN.fetch_add(1, Ordering::Relaxed);
                 let path = directory.join(format!("{PREFIX}{}-{number}.sock", std::process::id()));
                 let listener = listen(&path)?;
@@ -558,5 +571,21 @@ mod tests {
         }
         child_may_end.shutdown(Shutdown::Both).unwrap();
         assert_eq!(ends.join().unwrap(), 0);
+    }
+
+    #[test]
+    fn an_empty_path_is_refused() {
+        assert_eq!(start(Path::new(""), "").err().unwrap().code(), Code::InvalidArgument);
+        assert_eq!(Exporter::start(Place::Directory(Path::new("")), || None).err().unwrap().code(), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_path_is_the_same_wherever_the_process_goes() {
+        let relative = PathBuf::from(format!("te-exporter-{}.sock", std::process::id()));
+        let exporter = start(&relative, "").unwrap();
+        assert!(exporter.path().is_absolute(), "{}", exporter.path().display());
+        assert!(fs::symlink_metadata(&relative).is_ok());
+        drop(exporter);
+        assert!(fs::symlink_metadata(&relative).is_err());
     }
 }
