@@ -169,7 +169,11 @@ fn prepare(directory: &Path) -> Result<()> {
         return Err(Error::new(Code::InvalidArgument, text));
     }
     for entry in fs::read_dir(directory).map_err(cannot)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_stale(&entry.path()) {
+        // One that is bound and not yet listened at looks like one that has been left: whose process is there is not touched.
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok());
+        let is_gone = |process| !Peer { process, user: peer::own_user() }.is_alive();
+        if process.is_some_and(is_gone) && is_stale(&entry.path()) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -491,7 +495,9 @@ mod tests {
         let (first, second) = (draw().unwrap(), draw().unwrap());
         assert_ne!(first.path(), second.path());
         assert_eq!(fs::symlink_metadata(&inner).unwrap().mode() & 0o777, 0o700);
-        let left = inner.join(format!("{PREFIX}1-1.sock"));
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let left = inner.join(format!("{PREFIX}{}-1.sock", ended.id()));
         drop(UnixListener::bind(&left).unwrap());
         let third = draw().unwrap();
         assert!(fs::symlink_metadata(&left).is_err());
@@ -587,5 +593,15 @@ mod tests {
         assert!(fs::symlink_metadata(&relative).is_ok());
         drop(exporter);
         assert!(fs::symlink_metadata(&relative).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_a_living_process_has_bound_and_not_yet_listens_at_is_left() {
+        let directory = Directory::new();
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        let path = directory.0.join(format!("{PREFIX}{}-1000000.sock", std::process::id()));
+        socket.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        let _exporter = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
+        assert!(fs::symlink_metadata(&path).is_ok());
     }
 }
