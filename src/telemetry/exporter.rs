@@ -98,16 +98,27 @@ impl Exporter {
         let (path, listener) = match place {
             Place::Path(path) => {
                 let path = absolute(path)?;
-                let listener = listen(&path)?;
+                let listener = listen(&path)?.ok_or_else(|| {
+                    let text = format!(
+                        "cannot open a socket for metrics at {}: somebody listens there, or it is not a socket of this user; name \
+                         another path",
+                        path.display()
+                    );
+                    Error::new(Code::Socket, text)
+                })?;
                 (path, listener)
             }
             Place::Directory(directory) => {
                 let directory = absolute(directory)?;
                 prepare(&directory)?;
-                let number = DRAWN.fetch_add(1, Ordering::Relaxed);
-                let path = directory.join(format!("{PREFIX}{}-{number}.sock", std::process::id()));
-                let listener = listen(&path)?;
-                (path, listener)
+                // In another container the same process id is somebody else's.
+                loop {
+                    let number = DRAWN.fetch_add(1, Ordering::Relaxed);
+                    let path = directory.join(format!("{PREFIX}{}-{number}.sock", std::process::id()));
+                    if let Some(listener) = listen(&path)? {
+                        break (path, listener);
+                    }
+                }
             }
         };
         drop(taking);
@@ -180,7 +191,8 @@ fn prepare(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn listen(path: &Path) -> Result<UnixListener> {
+/// Nothing where there is something already that is not to be replaced.
+fn listen(path: &Path) -> Result<Option<UnixListener>> {
     let cannot =
         |error: io::Error| Error::new(Code::Socket, format!("cannot open a socket for metrics at {}: {error}", path.display()));
     let address = SockAddr::unix(path).map_err(|error| {
@@ -199,16 +211,12 @@ fn listen(path: &Path) -> Result<UnixListener> {
     match bind() {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             if !is_stale(path) {
-                let text = format!(
-                    "cannot open a socket for metrics at {}: somebody listens there, or it is not a socket of this user; name another path",
-                    path.display()
-                );
-                return Err(Error::new(Code::Socket, text));
+                return Ok(None);
             }
             fs::remove_file(path).map_err(cannot)?;
-            bind().map_err(cannot)
+            bind().map(Some).map_err(cannot)
         }
-        outcome => outcome.map_err(cannot),
+        outcome => outcome.map(Some).map_err(cannot),
     }
 }
 
@@ -603,5 +611,19 @@ mod tests {
         socket.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         let _exporter = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
         assert!(fs::symlink_metadata(&path).is_ok());
+    }
+
+    #[test]
+    fn a_name_that_another_container_has_taken_is_not_drawn() {
+        let directory = Directory::new();
+        let own = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
+        let number = || DRAWN.load(Ordering::Relaxed);
+        // Of another namespace of processes, where the same number is somebody else's. Tests beside this one draw, too.
+        let taken: Vec<_> = (number()..number() + 100)
+            .filter_map(|number| UnixListener::bind(directory.0.join(format!("{PREFIX}{}-{number}.sock", std::process::id()))).ok())
+            .collect();
+        assert!(taken.len() > 90);
+        let other = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
+        assert_ne!(own.path(), other.path());
     }
 }
