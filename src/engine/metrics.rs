@@ -127,12 +127,13 @@ impl Engine {
     pub fn serve_metrics(&self, path: Option<&Path>) -> Result<()> {
         let mut exporter = self.exporter.lock();
         self.check_open()?;
-        let is_there = |exporter: &Exporter| path.is_none_or(|path| path == exporter.path());
+        let path = path.map(exporter::absolute).transpose()?;
+        let is_there = |exporter: &Exporter| path.as_ref().is_none_or(|path| path == exporter.path());
         if exporter.as_ref().is_some_and(is_there) {
             return Ok(());
         }
         let directory = self.config.metrics_directory.clone().unwrap_or_else(exporter::default_directory);
-        let place = path.map_or(Place::Directory(&directory), Place::Path);
+        let place = path.as_deref().map_or(Place::Directory(&directory), Place::Path);
         let this = self.this.clone();
         let opened = Exporter::start(place, move || this.upgrade().map(|engine| engine.metrics()))?;
         *exporter = Some(opened);

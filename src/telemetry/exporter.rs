@@ -12,11 +12,14 @@
 //! connection: at most [`PLACES`] are open, and the one that came first goes when there are more. So a reader that is silent or
 //! slow costs a descriptor and one text at most, and no clock is needed. The thread owns all of it; [`Exporter`] has the event that stops it.
 //!
-//! In a child of `fork` the thread does not exist, and the parent's socket is left as it is.
+//! In a child of `fork` the thread does not exist, and the parent's socket is left as it is. A child has open what its parent had: connections
+//! are therefore taken out of the set and shut down before they are closed, or the set would report them, and readers wait, until the
+//! child ends.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -77,6 +80,14 @@ pub fn default_directory() -> PathBuf {
     format!("/tmp/transfer-engine-{}", peer::own_user()).into()
 }
 
+/// The path from the root, so that the socket is found, and removed, wherever the process goes. An empty one is refused: the system would
+/// draw a name that is in no directory.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        Error::new(Code::InvalidArgument, format!("{:?} cannot be where metrics are shown: {error}; name a path", path))
+    })
+}
+
 impl Exporter {
     /// Opens a socket and answers with what `render` makes, on a thread of its own; no text closes the connection.
     ///
@@ -85,13 +96,29 @@ impl Exporter {
     pub fn start(place: Place<'_>, render: impl Fn() -> Option<String> + Send + 'static) -> Result<Exporter> {
         let taking = TAKING.lock();
         let (path, listener) = match place {
-            Place::Path(path) => (path.to_path_buf(), listen(path)?),
-            Place::Directory(directory) => {
-                prepare(directory)?;
-                let number = DRAWN.fetch_add(1, Ordering::Relaxed);
-                let path = directory.join(format!("{PREFIX}{}-{number}.sock", std::process::id()));
-                let listener = listen(&path)?;
+            Place::Path(path) => {
+                let path = absolute(path)?;
+                let listener = listen(&path)?.ok_or_else(|| {
+                    let text = format!(
+                        "cannot open a socket for metrics at {}: somebody listens there, or it is not a socket of this user; name \
+                         another path",
+                        path.display()
+                    );
+                    Error::new(Code::Socket, text)
+                })?;
                 (path, listener)
+            }
+            Place::Directory(directory) => {
+                let directory = absolute(directory)?;
+                prepare(&directory)?;
+                // In another container the same process id is somebody else's.
+                loop {
+                    let number = DRAWN.fetch_add(1, Ordering::Relaxed);
+                    let path = directory.join(format!("{PREFIX}{}-{number}.sock", std::process::id()));
+                    if let Some(listener) = listen(&path)? {
+                        break (path, listener);
+                    }
+                }
             }
         };
         drop(taking);
@@ -153,14 +180,19 @@ fn prepare(directory: &Path) -> Result<()> {
         return Err(Error::new(Code::InvalidArgument, text));
     }
     for entry in fs::read_dir(directory).map_err(cannot)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_stale(&entry.path()) {
+        // One that is bound and not yet listened at looks like one that has been left: whose process is there is not touched.
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok());
+        let is_gone = |process| !Peer { process, user: peer::own_user() }.is_alive();
+        if process.is_some_and(is_gone) && is_stale(&entry.path()) {
             let _ = fs::remove_file(entry.path());
         }
     }
     Ok(())
 }
 
-fn listen(path: &Path) -> Result<UnixListener> {
+/// Nothing where there is something already that is not to be replaced.
+fn listen(path: &Path) -> Result<Option<UnixListener>> {
     let cannot =
         |error: io::Error| Error::new(Code::Socket, format!("cannot open a socket for metrics at {}: {error}", path.display()));
     let address = SockAddr::unix(path).map_err(|error| {
@@ -179,16 +211,12 @@ fn listen(path: &Path) -> Result<UnixListener> {
     match bind() {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             if !is_stale(path) {
-                let text = format!(
-                    "cannot open a socket for metrics at {}: somebody listens there, or it is not a socket of this user; name another path",
-                    path.display()
-                );
-                return Err(Error::new(Code::Socket, text));
+                return Ok(None);
             }
             fs::remove_file(path).map_err(cannot)?;
-            bind().map_err(cannot)
+            bind().map(Some).map_err(cannot)
         }
-        outcome => outcome.map_err(cannot),
+        outcome => outcome.map(Some).map_err(cannot),
     }
 }
 
@@ -247,7 +275,8 @@ impl Worker {
                 match event.token {
                     TOKEN_STOP => {
                         // Nobody is to wait at a socket that a forked child has open, too.
-                        let _ = SockRef::from(&self.listener).shutdown(std::net::Shutdown::Both);
+                        let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
+                        self.connections.drain(..).for_each(|connection| connection.end(&self.epoll));
                         return drop(self.stop);
                     }
                     TOKEN_LISTENER => self.accept(),
@@ -262,8 +291,11 @@ impl Worker {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Such as without a descriptor left: one of ours goes, and if there is none the queue of the socket is waited for.
-                if error.kind() != ErrorKind::WouldBlock && self.connections.pop_front().is_none() {
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                if error.kind() != ErrorKind::WouldBlock {
+                    match self.connections.pop_front() {
+                        Some(oldest) => oldest.end(&self.epoll),
+                        None => std::thread::sleep(std::time::Duration::from_millis(100)),
+                    }
                 }
                 return;
             }
@@ -273,10 +305,13 @@ impl Worker {
         self.next_token += 1;
         let added = || stream.set_nonblocking(true).and_then(|()| self.epoll.add(&stream, Interest::READ, token));
         if !is_allowed || added().is_err() {
+            let _ = stream.shutdown(Shutdown::Both);
             return;
         }
-        if self.connections.len() == PLACES {
-            self.connections.pop_front();
+        if self.connections.len() == PLACES
+            && let Some(oldest) = self.connections.pop_front()
+        {
+            oldest.end(&self.epoll);
         }
         self.connections.push_back(Connection { token, stream, request: Vec::new(), reply: None });
     }
@@ -298,13 +333,21 @@ impl Worker {
             Err(error) => error.kind() == ErrorKind::WouldBlock,
         };
         let interest = if connection.reply.is_some() { Interest::WRITE } else { Interest::READ };
-        if !is_waiting || self.epoll.modify(&connection.stream, interest, token).is_err() {
-            self.connections.remove(position);
+        if (!is_waiting || self.epoll.modify(&connection.stream, interest, token).is_err())
+            && let Some(connection) = self.connections.remove(position)
+        {
+            connection.end(&self.epoll);
         }
     }
 }
 
 impl Connection {
+    /// Closes it, also where a child of `fork` has it open.
+    fn end(self, epoll: &Epoll) {
+        let _ = epoll.remove(&self.stream);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
     /// Reads what there is of the request; at its end there is a reply.
     fn receive(&mut self, render: &Render) -> io::Result<()> {
         let mut bytes = [0; 4096];
@@ -344,7 +387,6 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::net::Shutdown;
     use std::os::unix::fs::symlink;
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
@@ -461,7 +503,9 @@ mod tests {
         let (first, second) = (draw().unwrap(), draw().unwrap());
         assert_ne!(first.path(), second.path());
         assert_eq!(fs::symlink_metadata(&inner).unwrap().mode() & 0o777, 0o700);
-        let left = inner.join(format!("{PREFIX}1-1.sock"));
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let left = inner.join(format!("{PREFIX}{}-1.sock", ended.id()));
         drop(UnixListener::bind(&left).unwrap());
         let third = draw().unwrap();
         assert!(fs::symlink_metadata(&left).is_err());
@@ -514,5 +558,72 @@ mod tests {
         assert_eq!(code, 0);
         assert_eq!(ask(&path, ""), "parent");
         drop(std::mem::ManuallyDrop::into_inner(exporter));
+    }
+
+    #[test]
+    fn a_connection_ends_also_when_a_child_has_it_open() {
+        let directory = Directory::new();
+        let exporter = start(&directory.socket(), "a 1\n").unwrap();
+        let mut streams = [connect(exporter.path()), connect(exporter.path())];
+        // Answered later than both were accepted, so both are open where the child is made.
+        assert_eq!(ask(exporter.path(), ""), "a 1\n");
+        let (mut child_waits, child_may_end) = UnixStream::pair().unwrap();
+        let ends = std::thread::spawn(move || {
+            fork::tests::fork_and_run(|| {
+                // The end that this child has itself does not count.
+                let _ = child_waits.shutdown(Shutdown::Write);
+                let _ = child_waits.read(&mut [0]);
+                0
+            })
+        });
+        let _ = (&child_may_end).read(&mut [0]);
+        for stream in &mut streams {
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, "a 1\n", "the end is seen though the child has the connection open");
+        }
+        child_may_end.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(ends.join().unwrap(), 0);
+    }
+
+    #[test]
+    fn an_empty_path_is_refused() {
+        assert_eq!(start(Path::new(""), "").err().unwrap().code(), Code::InvalidArgument);
+        assert_eq!(Exporter::start(Place::Directory(Path::new("")), || None).err().unwrap().code(), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_path_is_the_same_wherever_the_process_goes() {
+        let relative = PathBuf::from(format!("te-exporter-{}.sock", std::process::id()));
+        let exporter = start(&relative, "").unwrap();
+        assert!(exporter.path().is_absolute(), "{}", exporter.path().display());
+        assert!(fs::symlink_metadata(&relative).is_ok());
+        drop(exporter);
+        assert!(fs::symlink_metadata(&relative).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_a_living_process_has_bound_and_not_yet_listens_at_is_left() {
+        let directory = Directory::new();
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        let path = directory.0.join(format!("{PREFIX}{}-1000000.sock", std::process::id()));
+        socket.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        let _exporter = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
+        assert!(fs::symlink_metadata(&path).is_ok());
+    }
+
+    #[test]
+    fn a_name_that_another_container_has_taken_is_not_drawn() {
+        let directory = Directory::new();
+        let own = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
+        let number = || DRAWN.load(Ordering::Relaxed);
+        // Of another namespace of processes, where the same number is somebody else's. Tests beside this one draw, too.
+        let taken: Vec<_> = (number()..number() + 100)
+            .filter_map(|number| UnixListener::bind(directory.0.join(format!("{PREFIX}{}-{number}.sock", std::process::id()))).ok())
+            .collect();
+        assert!(taken.len() > 90);
+        let other = Exporter::start(Place::Directory(&directory.0), || None).unwrap();
+        assert_ne!(own.path(), other.path());
     }
 }

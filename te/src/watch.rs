@@ -15,8 +15,6 @@ use transfer_engine::sys::peer::Peer;
 use transfer_engine::telemetry::exporter::PREFIX;
 use transfer_engine::telemetry::prometheus::{self, Sample};
 
-use crate::output;
-
 /// How long an engine may take to answer, such as while it installs a transport.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -56,13 +54,20 @@ pub fn run(process: u32, interval: f64, once: bool) -> io::Result<()> {
             text = format!("\x1b[{lines}F\x1b[J{text}");
         }
         lines = text.lines().count();
-        output::print(&text)?;
-        io::stdout().flush()?;
-        if once {
+        let is_read = show(&mut io::stdout().lock(), &text)?;
+        if once || !is_read {
             return Ok(());
         }
         last = states;
         std::thread::sleep(interval.saturating_sub(begin.elapsed()));
+    }
+}
+
+/// False when whoever read it has gone, such as `head`: there is nobody to go on for.
+fn show(out: &mut impl Write, text: &str) -> io::Result<bool> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
     }
 }
 
@@ -286,6 +291,14 @@ mod tests {
              0000000000000000: 00000003 00000000 00000000 0001 03 4715\n";
         let own = ["4711", "4712", "4713", "4715"].map(String::from);
         assert_eq!(listening(table, &own), ["/tmp/a b/transfer-engine-1-1.sock"]);
+    }
+
+    #[test]
+    fn it_is_told_when_nobody_reads_any_more() {
+        let (mut here, there) = UnixStream::pair().unwrap();
+        assert!(show(&mut here, "text").unwrap());
+        drop(there);
+        assert!(!show(&mut here, "text").unwrap());
     }
 
     #[test]
