@@ -19,6 +19,8 @@ use crate::bench::statistics::Spread;
 const FORMAT: &str = "te-measurements";
 /// The version of the format: a reader refuses others. New keys of places, tables and quantities do not change it.
 const VERSION: u32 = 1;
+/// What a sample that is not 0 lies between, whatever its unit: no clock or link has others, and pictures have no room for them.
+const SAMPLES: std::ops::RangeInclusive<f64> = 1e-12..=1e18;
 
 /// Everything that one run has measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,6 +171,11 @@ impl Report {
         if let Some(empty) = report.measurements.iter().find(|measurement| measurement.samples.is_empty()) {
             return Err(fail(format!("has no samples of {}", empty.key)));
         }
+        for measurement in &report.measurements {
+            if let Some(sample) = measurement.samples.iter().find(|sample| **sample != 0.0 && !SAMPLES.contains(sample)) {
+                return Err(fail(format!("has a sample of {sample:e} {} of {}", measurement.unit, measurement.key)));
+            }
+        }
         Ok(report)
     }
 
@@ -311,6 +318,11 @@ mod tests {
         let mut empty = sample_report();
         empty.measurements[1].samples.clear();
         assert!(refuse(&serde_json::to_string(&empty).unwrap()).contains("no samples of index look-up"));
+        for sample in [1e308, 5e-324, -5.0] {
+            let mut odd = sample_report();
+            odd.measurements[1].samples[0] = sample;
+            assert!(refuse(&serde_json::to_string(&odd).unwrap()).contains("ns of index look-up"), "{sample:e}");
+        }
         fs::remove_file(&path).unwrap();
         assert!(Report::read(&path).unwrap_err().to_string().contains("te-report-bad"));
     }

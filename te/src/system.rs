@@ -49,6 +49,13 @@ impl Arena {
         unsafe { MemoryRange::new(self.start as u64 + offset as u64, length as u64) }.expect("a mapping does not wrap")
     }
 
+    /// Has the pages of this part there, and no others. Panics outside of the arena, or if the part is empty.
+    pub fn touch(&mut self, offset: usize, length: usize) {
+        let part = &mut self.bytes_mut()[offset..offset + length];
+        part.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        part[length - 1] = 1;
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped for reading as long as the arena lives.
@@ -260,6 +267,18 @@ mod tests {
         assert_eq!(arena.bytes()[9_999], 7);
         let range = arena.range(1, 9_999);
         assert_eq!((range.address(), range.length()), (arena.range(0, 0).address() + 1, 9_999));
+    }
+
+    #[test]
+    fn pages_between_parts_that_are_touched_are_never_there() {
+        let mut arena = Arena::new(16 << 12).unwrap();
+        arena.touch(2 << 12, 4096);
+        arena.touch((8 << 12) + 100, 4096);
+        let mut there = [0u8; 16];
+        // SAFETY: the mapping is whole pages, and there is a byte for each.
+        assert_eq!(unsafe { libc::mincore(arena.start.cast(), arena.length, there.as_mut_ptr()) }, 0);
+        let touched = Vec::from_iter((0..16).filter(|page| there[*page] & 1 == 1));
+        assert_eq!(touched, [2, 8, 9]);
     }
 
     #[test]

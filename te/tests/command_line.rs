@@ -78,7 +78,9 @@ fn measurements(name: &str, samples: [f64; 6]) -> std::path::PathBuf {
 fn a_comparison_fails_if_and_only_if_something_became_worse_and_wrong_arguments_are_something_else() {
     let [fast, slow] = [("fast", 1.0), ("slow", 1.5)]
         .map(|(name, factor)| measurements(name, [20.0, 20.1, 20.2, 20.3, 20.4, 20.5].map(|sample| sample * factor)));
-    let [fast, slow] = [&fast, &slow].map(|path| path.to_str().unwrap());
+    let other = measurements("other", [20.0; 6]);
+    std::fs::write(&other, std::fs::read_to_string(&other).unwrap().replace("look-up hit", "look-up miss")).unwrap();
+    let [fast, slow, other] = [&fast, &slow, &other].map(|path| path.to_str().unwrap());
     for (arguments, status) in [
         (["--compare", fast, slow].as_slice(), 1),
         (&["--compare", slow, fast], 0),
@@ -87,6 +89,7 @@ fn a_comparison_fails_if_and_only_if_something_became_worse_and_wrong_arguments_
         (&["--compare", fast, slow, "--tolerance", "-1"], 2),
         (&["--compare", fast], 2),
         (&["--compare", fast, "/nowhere.json"], 2),
+        (&["--compare", fast, other], 2),
         (&["--tolerance", "5"], 2),
         (&[], 2),
     ] {
@@ -98,7 +101,7 @@ fn a_comparison_fails_if_and_only_if_something_became_worse_and_wrong_arguments_
     assert_eq!((&outcome["regressions"], &outcome["compared"][0]["verdict"]), (&1.into(), &"regression".into()));
     let text = String::from_utf8(te(&["bench", "--compare", fast, slow], &[]).stdout).unwrap();
     assert!(text.contains("WORSE") && text.contains("1 compared: 1 worse"), "{text}");
-    for path in [fast, slow] {
+    for path in [fast, slow, other] {
         std::fs::remove_file(path).unwrap();
     }
 }

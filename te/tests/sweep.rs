@@ -192,3 +192,18 @@ fn a_quick_sweep_is_as_its_schema_says_and_what_is_wrong_with_a_file_is_noticed(
     assert!(set("index", "linear scan", 65536, 1.0).unwrap_err().contains("a linear scan"));
     assert!(set("register", "ours", 65536, 1e12).unwrap_err().contains("registering beside"));
 }
+
+#[test]
+fn wrong_arguments_are_told_before_the_files_of_an_earlier_sweep_are_touched() {
+    let out = directory("wrong");
+    std::fs::create_dir_all(&out).unwrap();
+    let earlier = out.join("measurements.json");
+    std::fs::write(&earlier, "earlier").unwrap();
+    for wrong in ["--measured=0", "--regions=0", "--regions=18446744073709551615", "--stride=1K", "--stride=8K,8K", "--size=0"] {
+        let arguments = ["bench", "sweep", "--quick", "--rounds", "1", "--tables", "register", "--device", "none", wrong, "--out"];
+        let output = Command::new(env!("CARGO_BIN_EXE_te")).args(arguments).arg(&out).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(std::fs::read_to_string(&earlier).unwrap(), "earlier", "{wrong}");
+    }
+    std::fs::remove_dir_all(&out).unwrap();
+}

@@ -98,7 +98,8 @@ struct Outcome {
     only_in_second: Vec<String>,
 }
 
-/// Compares two files: an error says how many regressions there are. A file that cannot be read is a wrong argument.
+/// Compares two files: an error says how many regressions there are. A file that cannot be read is a wrong argument, and so are files of
+/// which nothing can be compared: a gate that compares nothing has to be noticed.
 pub fn run(first: &Path, second: &Path, tolerance_percent: f64, as_json: bool) -> Result<(), Box<dyn Error>> {
     let read = |path: &Path| {
         Report::read(path)
@@ -106,6 +107,10 @@ pub fn run(first: &Path, second: &Path, tolerance_percent: f64, as_json: bool) -
     };
     let outcome = compare(&read(first), &read(second), tolerance_percent);
     super::print_report(as_json, &outcome, print)?;
+    if outcome.compared.is_empty() {
+        let nothing = format!("{} and {} have no measurement of ours in common\n", first.display(), second.display());
+        clap::Error::raw(clap::error::ErrorKind::ValueValidation, nothing).exit();
+    }
     match outcome.regressions {
         0 => Ok(()),
         count => {
@@ -125,10 +130,9 @@ fn compare(first: &Report, second: &Report, tolerance_percent: f64) -> Outcome {
     let mut pairs = Vec::new();
     for (what, base) in &of_first {
         let Some(new) = of_second.get(what) else { continue };
-        let same = base.unit == new.unit && base.better == new.better;
-        match same && base.samples.iter().chain(&new.samples).all(|sample| sample.is_finite() && *sample >= 0.0) {
+        match base.unit == new.unit && base.better == new.better {
             true => pairs.push((what.clone(), base, new)),
-            false => warnings.push(format!("{what} cannot be compared: its units differ or a sample is no number above 0")),
+            false => warnings.push(format!("{what} cannot be compared: its units differ")),
         }
     }
     let error = (1.0 - CONFIDENCE) / pairs.len().max(1) as f64;
@@ -198,12 +202,39 @@ fn warnings(first: &Report, second: &Report, tolerance_percent: f64) -> Vec<Stri
 
 /// The median of all ratios of a sample of `new` to one of `base`, and between which of them it lies but for this chance.
 fn estimate(base: &[f64], new: &[f64], error: f64, distributions: &mut Distributions) -> (f64, Option<(f64, f64)>) {
-    let ratio = |new: f64, base: f64| if new == base { 1.0 } else { new / base };
-    let mut ratios: Vec<f64> = base.iter().flat_map(|base| new.iter().map(|new| ratio(*new, *base))).collect();
-    ratios.sort_by(f64::total_cmp);
+    let [base, new] = [base, new].map(|samples| {
+        let mut samples = samples.to_vec();
+        samples.sort_by(f64::total_cmp);
+        samples
+    });
+    let at = |place: usize| ratio_at(&base, &new, place);
+    let pairs = base.len() * new.len();
     let cut = distributions.cut(base.len(), new.len(), error / 2.0);
-    let interval = (cut > 0).then(|| (ratios[cut - 1], ratios[ratios.len() - cut]));
-    (Spread::of(ratios).median, interval)
+    let interval = (cut > 0).then(|| (at(cut - 1), at(pairs - cut)));
+    let median = if pairs % 2 == 1 { at(pairs / 2) } else { (at(pairs / 2 - 1) + at(pairs / 2)) / 2.0 };
+    (median, interval)
+}
+
+/// The ratio of this place in the order of all ratios of a sample of `new` to one of `base`, which both ascend from 0 or more. The ratios
+/// are counted and never listed: those of 100,000 samples to as many others would fill 80 GB.
+fn ratio_at(base: &[f64], new: &[f64], place: usize) -> f64 {
+    let ratio = |new: f64, base: f64| if new == base { 1.0 } else { new / base };
+    let count_to = |bound: f64| {
+        // What is small enough beside one of `base` is so beside all larger ones.
+        let mut small = 0;
+        let counts = base.iter().map(|base| {
+            small += new[small..].iter().take_while(|new| ratio(**new, *base) <= bound).count();
+            small
+        });
+        counts.sum::<usize>()
+    };
+    // Numbers from 0 on are in the order of their bits.
+    let (mut low, mut high) = (0, f64::INFINITY.to_bits());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if count_to(f64::from_bits(middle)) > place { high = middle } else { low = middle + 1 }
+    }
+    f64::from_bits(low)
 }
 
 /// The least number of samples, the same in both files, with which there is an interval at all.
@@ -420,6 +451,20 @@ mod tests {
             let share = holds.count() as f64 / f64::from(tries);
             assert!((0.935..=0.985).contains(&share), "{first} and {second} samples: {share}");
         }
+    }
+
+    #[test]
+    fn ratios_are_found_in_their_order_and_of_many_samples_too() {
+        let (base, new) = ([0.0, 0.0, 2.0, 3.0, 3.0, 7.0], [0.0, 1.0, 2.0, 2.0, 9.0]);
+        let ratio = |new: f64, base: f64| if new == base { 1.0 } else { new / base };
+        let mut all = Vec::from_iter(base.iter().flat_map(|base| new.iter().map(move |new| ratio(*new, *base))));
+        all.sort_by(f64::total_cmp);
+        assert_eq!(Vec::from_iter((0..all.len()).map(|place| ratio_at(&base, &new, place))), all);
+
+        let [base, new] =
+            [1.0, 2.0].map(|factor| Vec::from_iter((0..100_000).map(|index| factor * (1.0 + f64::from(index) * 1e-6))));
+        let (ratio, interval) = estimate(&base, &new, 0.05, &mut Distributions::default());
+        assert!((ratio - 2.0).abs() < 1e-3 && interval.is_some_and(|(low, high)| low < 2.0 && high > 2.0));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Rings of io_uring in place of NICs: memory is pinned for each of them, as NICs have it pinned, on any machine.
 
+use std::io;
 use std::sync::Arc;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use transfer_engine::error::{Code, Error};
 use transfer_engine::registry::Registry;
 use transfer_engine::sys::MemoryRange;
 use transfer_engine::transport::local::LocalTransport;
@@ -28,15 +30,27 @@ pub struct Rings {
 
 impl Rings {
     /// So many rings, whose targets are the regions of `registry`.
-    pub fn new(count: usize, registry: Arc<Registry>) -> Result<Rings, String> {
-        let rings = (0..count).map(|number| Ring::new(number).map(Arc::new)).collect::<Result<_, _>>();
-        let rings = rings.map_err(|error| format!("cannot make an io_uring: {error}"))?;
+    pub fn new(count: usize, registry: Arc<Registry>) -> Result<Rings, Error> {
+        let rings = (0..count).map(|number| Ring::new(number).map(Arc::new)).collect::<Result<_, _>>().map_err(cannot_make)?;
         Ok(Rings { rings, mover: LocalTransport::new(registry, false) })
     }
 
     /// Each of them.
     pub fn rings(&self) -> &[Arc<Ring>] {
         &self.rings
+    }
+}
+
+/// A kernel counts rings, too, against the limit on locked memory of a user without rights, and those that were closed for a while longer.
+fn cannot_make(error: io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            Error::new(Code::Limit, format!("cannot make an io_uring: {error}; raise the limit on locked memory (ulimit -l)"))
+        }
+        Some(libc::EMFILE) => {
+            Error::new(Code::Limit, format!("cannot make an io_uring: {error}; raise the limit on open files (ulimit -n)"))
+        }
+        _ => Error::new(Code::Context, format!("cannot make an io_uring: {error}")),
     }
 }
 
@@ -56,4 +70,16 @@ impl Transport for Rings {
     fn evict(&self, _range: MemoryRange) {}
     fn forget(&self, _segment: u64) {}
     fn shutdown(&self, _reason: transfer_engine::Error) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_there_is_no_room_for_a_ring_is_a_limit_and_that_there_are_no_rings_is_not() {
+        let code = |errno| cannot_make(io::Error::from_raw_os_error(errno)).code();
+        assert_eq!([libc::ENOMEM, libc::EMFILE].map(code), [Code::Limit; 2]);
+        assert_ne!(code(libc::ENOSYS), Code::Limit);
+    }
 }

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use transfer_engine::error::Code;
 
@@ -53,13 +54,18 @@ pub struct Arguments {
     tables: Vec<Part>,
     /// Numbers of regions that are there beforehand, ascending.
     #[arg(long, value_delimiter = ',', default_value = "256,1024,4096,8192,16384,65536")]
-    #[arg(default_value_if("quick", "true", "256,8192,65536"))]
+    #[arg(default_value_if("quick", "true", "256,8192,65536"), value_parser = count_parser())]
     regions: Vec<usize>,
     #[command(flatten)]
     register: register::Arguments,
     /// The verbs library of this repository's tests, for the rows of a report on puts at 1/16 of their sizes.
     #[arg(long, value_name = "PATH")]
     verbs: Option<PathBuf>,
+}
+
+/// Of numbers of regions: no more than addresses can be computed of.
+fn count_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 32)
 }
 
 /// A part of the sweep.
@@ -112,16 +118,16 @@ trait Cell {
 
 /// Runs `te bench sweep`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let cells = cells(arguments)
+        .unwrap_or_else(|error| clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{error}\n")).exit());
     let command: Vec<String> = std::env::args().collect();
     let recorder = Recorder::begin(command.join(" "), &arguments.out)?;
     recorder.save_at_the_end()?;
-    let mut cells = Vec::new();
-    for part in &arguments.tables {
-        cells.extend(part.cells(arguments)?);
-    }
     let failed = measure(cells, arguments.rounds, Duration::from_secs(arguments.budget), &recorder);
-    let report = recorder.finish()?;
+    let (report, written) = recorder.finish();
+    // What was measured is shown even where it cannot be written.
     output::print(&text(arguments, &report))?;
+    written?;
     for path in [vec![recorder.path()], plot::draw(&[recorder.path()], &arguments.out)?].concat() {
         eprintln!("{}", path.display());
     }
@@ -129,6 +135,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         0 => Ok(()),
         _ => Err(format!("{failed} cells have failed; what was skipped says why").into()),
     }
+}
+
+/// Those of all parts. Nothing is set up or written yet: an error is one of the arguments.
+fn cells(arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
+    let mut cells = Vec::new();
+    for part in &arguments.tables {
+        cells.extend(part.cells(arguments)?);
+    }
+    Ok(cells)
 }
 
 /// Measures round by round, until there are so many or the time is over. How many cells have failed.

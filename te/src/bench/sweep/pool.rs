@@ -137,7 +137,7 @@ struct Ringed {
 impl Stage for Ringed {
     fn missing(&self) -> Option<String> {
         match self.subjects.is_empty() {
-            true => Rings::new(1, Arc::default()).err(),
+            true => Rings::new(1, Arc::default()).err().map(|error| error.to_string()),
             false => None,
         }
     }

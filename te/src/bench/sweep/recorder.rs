@@ -28,15 +28,14 @@ static RECORDER: OnceLock<Arc<Recorder>> = OnceLock::new();
 impl Recorder {
     /// Begins a report, whose files will be in this directory; makes the directory.
     pub fn begin(command: String, directory: &Path) -> io::Result<Arc<Recorder>> {
-        let fail = |error: io::Error| io::Error::new(error.kind(), format!("cannot write to {}: {error}", directory.display()));
-        fs::create_dir_all(directory).map_err(fail)?;
+        fs::create_dir_all(directory).map_err(|error| cannot_write(directory, &error))?;
         let recorder = Recorder {
             report: Mutex::new(Report::begin(command)),
             begin: Instant::now(),
             directory: directory.to_path_buf(),
             files: Mutex::new(false),
         };
-        recorder.save().map_err(fail)?;
+        recorder.save()?;
         Ok(Arc::new(recorder))
     }
 
@@ -73,7 +72,7 @@ impl Recorder {
         signals::run_at_end(|| {
             if let Some(recorder) = RECORDER.get() {
                 let mut files = recorder.files();
-                let _ = recorder.write(&recorder.copy(), &mut files).inspect_err(|error| recorder.complain(error));
+                let _ = recorder.write(&recorder.copy(), &mut files).inspect_err(|error| Recorder::complain(error));
                 *files = true;
             }
         })?;
@@ -81,19 +80,19 @@ impl Recorder {
         let save = move || {
             loop {
                 std::thread::sleep(Duration::from_secs(2));
-                let _ = recorder.save().inspect_err(|error| recorder.complain(error));
+                let _ = recorder.save().inspect_err(|error| Recorder::complain(error));
             }
         };
         thread::spawn("te-sweep", save).map(drop)
     }
 
-    /// Writes the files for the last time, as those of a sweep that has come to its end. The report.
-    pub fn finish(&self) -> io::Result<Report> {
+    /// Writes the files for the last time, as those of a sweep that has come to its end. The report, and whether it was written.
+    pub fn finish(&self) -> (Report, io::Result<()>) {
         let report = Report { complete: true, ..self.copy() };
         let mut files = self.files();
-        self.write(&report, &mut files)?;
+        let written = self.write(&report, &mut files);
         *files = true;
-        Ok(report)
+        (report, written)
     }
 
     fn save(&self) -> io::Result<()> {
@@ -106,18 +105,20 @@ impl Recorder {
         if *is_last_written {
             return Ok(());
         }
-        report.write(&self.path())?;
         let partial = self.directory.join("measurements.csv.partial");
-        fs::write(&partial, csv(report))?;
-        fs::rename(&partial, self.directory.join("measurements.csv"))
+        report
+            .write(&self.path())
+            .and_then(|()| fs::write(&partial, csv(report)))
+            .and_then(|()| fs::rename(&partial, self.directory.join("measurements.csv")))
+            .map_err(|error| cannot_write(&self.directory, &error))
     }
 
     fn copy(&self) -> Report {
         Report { seconds: self.begin.elapsed().as_secs_f64(), ..self.report().clone() }
     }
 
-    fn complain(&self, error: &io::Error) {
-        eprintln!("te: cannot write to {}: {error}", self.directory.display());
+    fn complain(error: &io::Error) {
+        eprintln!("te: {error}");
     }
 
     fn report(&self) -> MutexGuard<'_, Report> {
@@ -127,6 +128,10 @@ impl Recorder {
     fn files(&self) -> MutexGuard<'_, bool> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn cannot_write(directory: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write to {}: {error}", directory.display()))
 }
 
 /// A line for each sample.
@@ -172,13 +177,25 @@ mod tests {
         recorder.save().unwrap();
         let report = Report::read(&recorder.path()).unwrap();
         assert_eq!((report.complete, report.measurements[0].samples.as_slice(), report.skipped.len()), (false, &[1.5][..], 1));
-        let last = recorder.finish().unwrap();
+        let (last, written) = recorder.finish();
+        written.unwrap();
         recorder.add(key("churn"), "ns", Better::Less, 2.5);
         recorder.save().unwrap();
         assert!(last.complete);
         assert_eq!(Report::read(&recorder.path()).unwrap(), last);
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 2, "nothing half-written is left");
         fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_was_measured_is_there_even_if_it_cannot_be_written() {
+        let directory = std::env::temp_dir().join(format!("te-recorder-gone-{}", std::process::id()));
+        let recorder = Recorder::begin("te bench sweep".to_string(), &directory).unwrap();
+        recorder.add(key("churn"), "ns", Better::Less, 1.5);
+        fs::remove_dir_all(&directory).unwrap();
+        let (report, written) = recorder.finish();
+        assert_eq!(report.measurements[0].samples, [1.5]);
+        assert!(written.unwrap_err().to_string().contains("cannot write to"));
     }
 
     #[test]

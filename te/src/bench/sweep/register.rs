@@ -35,6 +35,7 @@ pub struct Arguments {
     pub device: Vec<String>,
     /// Regions that are registered and unregistered in a round.
     #[arg(long, value_delimiter = ',', default_value = "64,256", default_value_if("quick", "true", "256"))]
+    #[arg(value_parser = super::count_parser())]
     measured: Vec<usize>,
     /// Sizes of a region.
     #[arg(long, value_delimiter = ',', value_parser = parse_size)]
@@ -147,7 +148,7 @@ impl Ready {
         let mut arena = Arena::new(count.checked_mul(place.stride).ok_or("so many regions do not fit into the address space")?)?;
         if !["none", "tcp"].contains(&place.device.as_str()) {
             // Pages are there before anything is timed.
-            arena.bytes_mut().iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+            (0..count).for_each(|index| arena.touch(index * place.stride, place.size));
         }
         let ranges: Vec<MemoryRange> = (0..count).map(|index| arena.range(index * place.stride, place.size)).collect();
         let (present, more) = ranges.split_at(place.regions);
@@ -209,7 +210,7 @@ impl Cell for Calls {
         let place = &self.place;
         let is_pinned = !["none", "tcp"].contains(&place.device.as_str());
         if self.ready.is_none() {
-            if is_pinned && place.regions * place.size > PINNED {
+            if is_pinned && place.regions.saturating_mul(place.size) > PINNED {
                 recorder.skip(&self.name(), &format!("more than {} would be pinned", output::bytes(PINNED as u64)));
                 return Ok(());
             }
