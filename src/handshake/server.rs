@@ -325,7 +325,15 @@ impl Worker {
     }
 
     fn close(&mut self, token: u64) {
-        drop(self.take(token));
+        if let Some(connection) = self.take(token) {
+            self.end(connection);
+        }
+    }
+
+    /// A child of `fork()` may have it open, too: it is taken out of the set, which would report it for ever, and ends for the peer.
+    fn end(&self, connection: Connection) {
+        let _ = self.epoll.remove(&connection.stream);
+        let _ = connection.stream.shutdown(Shutdown::Both);
     }
 
     /// Does what can be done for a connection without waiting. It may be gone already: closed by an earlier event of this round.
@@ -333,11 +341,10 @@ impl Worker {
         let Some(mut connection) = self.take(token) else { return };
         let interest = connection.interest();
         let is_open = self.advance(&mut connection);
-        if !is_open {
-            return;
-        }
-        if connection.interest() != interest && self.epoll.modify(&connection.stream, connection.interest(), token).is_err() {
-            return;
+        if !is_open
+            || connection.interest() != interest && self.epoll.modify(&connection.stream, connection.interest(), token).is_err()
+        {
+            return self.end(connection);
         }
         self.keep(token, connection);
         while self.buffered > self.limits.buffered {
@@ -833,6 +840,28 @@ mod tests {
         let _ = client.notify(&peer, &Notification { name: "stop".into(), message: String::new() });
         engine.server.wait().stop();
         assert_eq!(client.probe(&peer).unwrap_err().code(), Code::Socket);
+    }
+
+    #[test]
+    fn a_connection_that_was_closed_is_not_reported_though_a_child_has_it_open() {
+        let listener = Listener::bind(&Config::default(), 0).unwrap();
+        let port = listener.port();
+        let listener = listener.into_std().unwrap();
+        let accepting = listener.try_clone().unwrap();
+        accepting.set_nonblocking(false).unwrap();
+        let (mut worker, _stop) = Worker::new(listener, Arc::new(Engine::default()), patient()).unwrap();
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let accepted = accepting.accept().unwrap().0;
+        // What a child of fork has, too.
+        let _childs = accepted.try_clone().unwrap();
+        worker.admit(accepted);
+        drop(stream);
+        let token = worker.next_token - 1;
+        let mut events = Events::with_capacity(4);
+        assert!(worker.epoll.wait(&mut events, Some(Duration::from_secs(30))).unwrap().any(|event| event.token == token));
+        worker.step(token);
+        assert!(worker.connections.is_empty());
+        assert!(worker.epoll.wait(&mut events, Some(Duration::ZERO)).unwrap().all(|event| event.token != token));
     }
 
     #[test]

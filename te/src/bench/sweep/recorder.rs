@@ -72,7 +72,7 @@ impl Recorder {
         signals::run_at_end(|| {
             if let Some(recorder) = RECORDER.get() {
                 let mut files = recorder.files();
-                let _ = recorder.write(&recorder.copy(), &mut files).inspect_err(|error| Recorder::complain(error));
+                let _ = recorder.write(&recorder.copy(), &mut files).inspect_err(Recorder::complain);
                 *files = true;
             }
         })?;
@@ -80,7 +80,7 @@ impl Recorder {
         let save = move || {
             loop {
                 std::thread::sleep(Duration::from_secs(2));
-                let _ = recorder.save().inspect_err(|error| Recorder::complain(error));
+                let _ = recorder.save().inspect_err(Recorder::complain);
             }
         };
         thread::spawn("te-sweep", save).map(drop)
