@@ -211,7 +211,7 @@ fn format_line(time: SystemTime, level: Level, thread: i32, part: &str, message:
 }
 
 /// Year, month and day of the Gregorian calendar, from days since 1970.
-fn civil_date(days: u64) -> (u64, u64, u64) {
+pub fn civil_date(days: u64) -> (u64, u64, u64) {
     // Years are counted from 1 March of year 0, so that the leap day comes last; 719,468 days lie between that and 1970.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

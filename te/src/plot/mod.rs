@@ -14,6 +14,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use transfer_engine::telemetry::log::civil_date;
+
 use crate::bench::statistics::Spread;
 use crate::output;
 use crate::report::{Report, Table};
@@ -221,16 +223,7 @@ fn write_run(page: &mut String, input: &Input) {
 
 /// Seconds since 1970 as a date and time of UTC.
 fn date(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March end with the leap day; an era of 400 of them has 146,097 days.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
+    let ((year, month, day), rest) = (civil_date(seconds / 86_400), seconds % 86_400);
     format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", rest / 3_600, rest / 60 % 60)
 }
 
