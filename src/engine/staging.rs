@@ -261,30 +261,41 @@ impl<'a> Registered<'a> {
     fn find_gaps(&mut self, ranges: &[MemoryRange]) -> Option<Vec<MemoryRange>> {
         let mut gaps = Vec::new();
         for range in ranges {
-            let mut regions = self.engine.registry.read(|view| view.within(*range));
-            for region in regions.iter().filter(|region| region.owner() == Owner::Call) {
-                if self.regions.contains_key(&region.sequence()) {
-                    continue;
-                }
-                if self.engine.registrar.retain(region) {
-                    self.regions.insert(region.sequence(), region.clone());
-                } else if region.is_live() {
-                    // Until those end who share it.
+            let regions = self.engine.registry.read(|view| view.within(*range));
+            let mut covering = Vec::with_capacity(regions.len());
+            for region in regions {
+                // Asked once: what is about to become live has no reference of this call.
+                let is_kept = match region.owner() {
+                    Owner::Call => self.keep(&region),
+                    _ => region.is_live(),
+                };
+                if is_kept {
+                    covering.push(region.range());
+                } else if region.is_passing() {
                     return None;
                 }
+                // What is in the way for good is said by trying.
             }
-            if regions.iter().any(|region| region.is_changing()) {
-                return None;
-            }
-            // What is in the way for good is said by trying.
-            regions.retain(|region| region.is_live());
-            gaps.extend(plan::gaps(*range, regions.iter().map(|region| region.range())));
+            gaps.extend(plan::gaps(*range, covering.into_iter()));
         }
         Some(gaps)
     }
 
+    /// Whether it has a reference of this call, which is taken if it can be had.
+    fn keep(&mut self, region: &Arc<Region>) -> bool {
+        if self.regions.contains_key(&region.sequence()) {
+            return true;
+        }
+        let is_retained = self.engine.registrar.retain(region);
+        if is_retained {
+            self.regions.insert(region.sequence(), region.clone());
+        }
+        is_retained
+    }
+
+    /// Also if what was in the way has gone in this moment.
     fn can_become_free(&self, gaps: &[MemoryRange]) -> bool {
-        self.engine.registry.read(|view| gaps.iter().all(|gap| view.within(*gap).iter().all(|region| region.is_passing())))
+        self.engine.registry.read(|view| !gaps.iter().any(|gap| view.within(*gap).iter().any(|region| region.is_stuck())))
     }
 
     fn register(&mut self, gaps: &[MemoryRange]) -> Result<()> {

@@ -7,6 +7,7 @@ use super::staging::{Finished, Item, LeasedItem, StagingOptions};
 use super::*;
 use crate::pool::plan::Preference;
 use crate::pool::{Direction, Fallback, Lease, Outcome};
+use crate::registry::pause_before_looking;
 use crate::transfer::State;
 use crate::transport::rdma::fake::{Fake, Memory};
 
@@ -318,6 +319,7 @@ fn calls_that_wait_for_memory_do_not_wait_for_each_other() {
         for thread in 0..6_u64 {
             let bench = &bench;
             scope.spawn(move || {
+                pause_before_looking(Duration::from_micros(20 * thread));
                 for round in 0..30_u64 {
                     // In one order and in the other.
                     let place = |at: u64| if thread % 2 == 0 { at } else { 5 - at };

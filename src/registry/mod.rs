@@ -40,6 +40,8 @@ use index::{Entry, Index, LEAF_CAPACITY, Pinned, Writer};
 use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
+#[cfg(test)]
+pub(crate) use region::dawdle::pause_before_looking;
 pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
 pub use shared::SharedGuards;
 

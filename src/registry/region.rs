@@ -51,6 +51,11 @@ impl State {
     pub(super) fn is_passing(self) -> bool {
         matches!(self, State::Reserved | State::Live | State::Draining)
     }
+
+    /// Its range is neither registered nor becomes free without something being done about it.
+    fn is_stuck(self) -> bool {
+        matches!(self, State::DrainGivenUp | State::Quarantined)
+    }
 }
 
 /// What is kept beside a region.
@@ -124,9 +129,9 @@ impl Region {
         self.state().is_passing()
     }
 
-    /// Whether somebody is registering or unregistering it, and will have done so some time.
-    pub fn is_changing(&self) -> bool {
-        matches!(self.state(), State::Reserved | State::Draining)
+    /// Whether its range stays blocked until something is done about it. Not so what has just gone, which who looked earlier may still hold.
+    pub fn is_stuck(&self) -> bool {
+        self.state().is_stuck()
     }
 
     /// Whether it is registered now: committed, and its removal has not begun.
@@ -179,6 +184,8 @@ impl Region {
     }
 
     pub(super) fn state(&self) -> State {
+        #[cfg(test)]
+        dawdle::dawdle();
         State::from_number(self.state.load(Ordering::Acquire))
     }
 
@@ -223,6 +230,27 @@ impl Region {
     }
 }
 
+/// Threads that look at states slowly, so that what comes between two looks does come.
+#[cfg(test)]
+pub(crate) mod dawdle {
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    thread_local!(static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+
+    /// From now on the calling thread sleeps as long before it looks at the state of a region.
+    pub fn pause_before_looking(pause: Duration) {
+        PAUSE.set(pause);
+    }
+
+    pub(super) fn dawdle() {
+        let pause = PAUSE.get();
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +260,14 @@ mod tests {
         for state in [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone] {
             assert_eq!(State::from_number(state as u8), state);
         }
+    }
+
+    #[test]
+    fn a_range_is_registered_or_becomes_free_by_itself_unless_its_region_is_stuck() {
+        let stuck = |state: &State| state.is_stuck();
+        let states = [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone];
+        assert_eq!(states.into_iter().filter(stuck).collect::<Vec<_>>(), [State::DrainGivenUp, State::Quarantined]);
+        assert!(states.iter().all(|state| !(state.is_stuck() && state.is_passing())));
     }
 
     #[test]
