@@ -24,7 +24,7 @@
 //! items, not with their bytes.
 
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -547,7 +547,8 @@ impl<'a> Run<'a> {
         // What is got is copied out when all of the item is there.
         let work = if self.direction == Direction::Put { divide(work, limit) } else { work };
         let lengths: Vec<u64> = work.iter().map(|work| work.local.length()).collect();
-        let mut before = None;
+        let most = plan::groups_at_once(limit, self.pool.largest_lease());
+        let mut before = VecDeque::with_capacity(most);
         for group in plan::groups(&lengths, limit) {
             let (members, lengths) = (&work[group.clone()], &lengths[group]);
             let begun = self.acquire(lengths.iter().sum(), &mut before).and_then(|held| match held {
@@ -559,31 +560,42 @@ impl<'a> Run<'a> {
             });
             match begun {
                 Ok(Some(flight)) => {
-                    if let Some(before) = before.replace(flight) {
-                        self.land_group(before);
-                    }
+                    before.push_back(flight);
+                    self.land_groups(&mut before, most);
                 }
                 Ok(None) => {}
                 Err(error) => members.iter().for_each(|work| self.settle(work.item, failed(error.clone()))),
             }
         }
-        if let Some(before) = before {
-            self.land_group(before);
+        before.into_iter().for_each(|flight| self.land_group(flight));
+    }
+
+    /// Lands the groups that are over, in order, and as many more as make room for one to be copied beside the rest. To wait for each would wake the thread
+    /// of every NIC for each.
+    fn land_groups(&mut self, flights: &mut VecDeque<Flight<'a>>, most: usize) {
+        self.engine.poll();
+        let is_due = |flights: &VecDeque<Flight>| {
+            flights.len() >= most || flights.front().is_some_and(|first| first.under_way.batch.is_finished())
+        };
+        while is_due(flights)
+            && let Some(flight) = flights.pop_front()
+        {
+            self.land_group(flight);
         }
     }
 
     /// A lease; `None` if there is none to be had, and the memory is to be registered instead. Before it waits for one it finishes what is before.
-    fn acquire(&mut self, bytes: u64, before: &mut Option<Flight<'a>>) -> Result<Option<Held<'a>>> {
+    fn acquire(&mut self, bytes: u64, before: &mut VecDeque<Flight<'a>>) -> Result<Option<Held<'a>>> {
         if self.is_out_of_time() {
             return Err(out_of_time(NOT_BEGUN));
         }
         let at_once = Some(Duration::ZERO);
         let mut lease = self.pool.acquire(self.direction, bytes, at_once);
         let is_full = |lease: &Result<Lease>| lease.as_ref().is_err_and(|error| error.code() == Code::Timeout);
-        if is_full(&lease)
-            && let Some(before) = before.take()
+        while is_full(&lease)
+            && let Some(flight) = before.pop_front()
         {
-            self.land_group(before);
+            self.land_group(flight);
             lease = self.pool.acquire(self.direction, bytes, at_once);
         }
         self.is_disturbed |= is_full(&lease);

@@ -26,7 +26,7 @@ impl Bench {
     fn new(options: PoolOptions) -> Bench {
         let fake = Fake::new(2);
         let engines = rdma_tests::Bench::on(&fake, 4 << 20);
-        let pool = engines.near.create_pool(&PoolOptions { bytes: Some(MIB), ..options }).unwrap();
+        let pool = engines.near.create_pool(&PoolOptions { bytes: options.bytes.or(Some(MIB)), ..options }).unwrap();
         let bench = Bench { fake, engines, pool, payload: Memory::new(4 << 20) };
         // Connected.
         completed(&bench.put(&[bench.item(0, 1)], staged()));
@@ -118,6 +118,27 @@ fn a_warm_put_or_get_registers_nothing() {
     assert_eq!((statistics.puts, statistics.gets), (21, 20));
     assert_eq!((statistics.items_staged, statistics.items_direct, statistics.registrations), (40 * 64 + 1, 0, 0));
     assert_eq!((statistics.bytes_staged, statistics.leases), (40 * 64 * 9_000 + 1, 0));
+}
+
+#[test]
+fn groups_are_copied_while_those_before_are_on_their_way_up_to_a_limit() {
+    let bench = Bench::new(PoolOptions { bytes: Some(16 * MIB), largest_lease: Some(3 * MIB / 2), ..pool() });
+    bench.payload.write(&pattern(4 << 20, 15));
+    bench.fake.set(0, "hold", 1);
+    std::thread::scope(|scope| {
+        // Four groups, and room for three of them in two of the largest leases.
+        let items: Vec<Item> = (0..16).map(|at| bench.item(at * MIB / 4, MIB / 4)).collect();
+        let put = scope.spawn({
+            let bench = &bench;
+            move || bench.put(&items, staged())
+        });
+        wait_until("three are under way", || bench.pool.statistics().bytes_staged == 3 * MIB + 1);
+        bench.fake.set(0, "hold", 0);
+        completed(&put.join().unwrap());
+    });
+    assert!(bench.engines.theirs.read() == pattern(4 << 20, 15));
+    let statistics = bench.pool.statistics();
+    assert_eq!((statistics.leases, statistics.most_leased_bytes), (0, 3 * MIB), "the fourth was not copied beside them");
 }
 
 #[test]

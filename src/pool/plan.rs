@@ -157,12 +157,19 @@ const LEAST_GROUP: u64 = 512 << 10;
 const LARGEST_GROUP: u64 = 4 << 20;
 /// Into so many groups a call is divided between the two.
 const GROUPS: u64 = 4;
+/// Most groups that one call has under way at a time.
+const MOST_AT_ONCE: u64 = 8;
 /// Parts of items begin at multiples of this.
 const PART_ALIGNMENT: u64 = 4096;
 
 /// Bytes of the groups that are staged together, in a call that stages `total` by leases of at most `largest`.
 pub fn group_limit(total: u64, largest: u64) -> u64 {
     (total / GROUPS).clamp(LEAST_GROUP, LARGEST_GROUP).next_multiple_of(PART_ALIGNMENT).min(largest)
+}
+
+/// How many groups of `limit` bytes a call may have in leases at a time, where each may have `largest`: two of them, as the largest lease is made for.
+pub fn groups_at_once(limit: u64, largest: u64) -> usize {
+    (largest.saturating_mul(2) / limit.max(1)).clamp(2, MOST_AT_ONCE) as usize
 }
 
 /// Offsets and lengths of the parts that an item of `length` is divided into: as few as have at most `limit` each, and about as long as each other.
@@ -319,6 +326,14 @@ mod tests {
         assert_eq!(group_limit(u64::MAX, u64::MAX), LARGEST_GROUP);
         assert_eq!(group_limit(u64::MAX, 1001), 1001);
         assert_eq!(parts(1001, 1001).collect::<Vec<_>>(), [(0, 1001)]);
+    }
+
+    #[test]
+    fn a_call_has_as_many_groups_under_way_as_two_of_the_largest_leases_hold() {
+        const MIB: u64 = 1 << 20;
+        let at_once = [(4 * MIB, 4 * MIB), (4 * MIB, 8 * MIB), (4 * MIB, 11 * MIB), (4 * MIB, 80 * MIB), (4096, 4096), (0, 0)];
+        assert_eq!(at_once.map(|(limit, largest)| groups_at_once(limit, largest)), [2, 4, 5, 8, 2, 2]);
+        assert_eq!(groups_at_once(1, u64::MAX), 8);
     }
 
     #[test]
