@@ -405,7 +405,17 @@ impl<'a> Run<'a> {
         let end = self.options.deadline.map(|deadline| deadline.max(Instant::now() + DRAIN_LIMIT));
         let mut pause = SHORT_PAUSE;
         while let Some(region) = self.shared.last() {
-            if !region.is_passing() {
+            // What is neither gone nor stuck is waited for, in this order: it may become stuck between the two looks.
+            let is_gone = region.is_gone();
+            if is_gone || region.is_stuck() {
+                if !is_gone {
+                    let (address, length) = (region.range().address(), region.range().length());
+                    let text = format!(
+                        "[{address:#x}, +{length}) stays blocked: another put or get of this memory could not unregister it, for the reason \
+                         that it has returned"
+                    );
+                    self.undone = std::mem::replace(&mut self.undone, Ok(())).and(Err(Error::quiet(Code::Context, text)));
+                }
                 self.shared.pop();
                 continue;
             }
@@ -712,7 +722,7 @@ impl<'a> Run<'a> {
     fn give_back(&mut self, registered: &mut Registered<'a>) {
         let undone = registered.unregister();
         self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
-        self.shared.extend(registered.own.drain(..).filter(|region| region.is_passing()));
+        self.shared.extend(registered.own.drain(..).filter(|region| !region.is_gone()));
     }
 
     /// Lands a flight, copies out what it has got, and ends its lease.

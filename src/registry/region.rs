@@ -135,6 +135,11 @@ impl Region {
         self.state().is_stuck()
     }
 
+    /// Whether its range is free again, for good.
+    pub fn is_gone(&self) -> bool {
+        self.state() == State::Gone
+    }
+
     /// Whether it is registered now: committed, and its removal has not begun.
     pub fn is_live(&self) -> bool {
         self.state() == State::Live
