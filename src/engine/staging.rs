@@ -648,7 +648,9 @@ impl<'a> Run<'a> {
         let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
         let request = |Work { item, offset, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
-            Request { opcode, local: *local, segment, remote_address: remote_address + offset, hints: Hints::default() }
+            // A part that would begin past the end of the address space is refused, as is the one that reaches it.
+            let remote_address = remote_address.saturating_add(*offset);
+            Request { opcode, local: *local, segment, remote_address, hints: Hints::default() }
         };
         let requests: Vec<Request> = work.iter().map(request).collect();
         let host: Weak<dyn BatchHost> = self.engine.this.clone();

@@ -548,6 +548,15 @@ fn a_long_item_is_put_in_parts_and_is_one_item_to_the_caller() {
 }
 
 #[test]
+fn no_part_of_a_long_item_goes_past_the_end_of_the_address_space() {
+    let bench = Bench::new(pool());
+    let pool = pool_for_parts(&bench, Fallback::Register);
+    let item = Item { remote_address: u64::MAX - MIB, ..bench.item(0, 2 * MIB) };
+    let finished = bench.engines.near.put(&pool, &[item, bench.item(3 * MIB, 50)], staged()).unwrap();
+    assert_eq!(codes(&finished), [Some(Code::AddressNotRegistered), None]);
+}
+
+#[test]
 fn of_a_long_item_only_the_parts_that_have_failed_are_tried_again() {
     let bench = Bench::new(pool());
     let (near, far) = (&bench.engines.near, &bench.engines.far);
