@@ -208,3 +208,54 @@ fn wrong_arguments_are_told_before_the_files_of_an_earlier_sweep_are_touched() {
     }
     std::fs::remove_dir_all(&out).unwrap();
 }
+
+/// A sweep of these arguments that is to succeed: its report.
+fn sweep(name: &str, arguments: &[&str]) -> Value {
+    let out = directory(name);
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_te")).args(["bench", "sweep", "--out"]).arg(&out).args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = serde_json::from_str(&std::fs::read_to_string(out.join("measurements.json")).unwrap()).unwrap();
+    std::fs::remove_dir_all(&out).unwrap();
+    report
+}
+
+#[test]
+fn what_is_named_twice_is_measured_once() {
+    let tables = ["--tables", "index,register,index", "--regions", "16,16", "--device", "none,none", "--measured", "8,8"];
+    let report = sweep("twice", &[&tables[..], &["--rounds", "1", "--size", "4K,4K", "--update-metadata", "false,false"]].concat());
+    let measurements = report["measurements"].as_array().unwrap();
+    assert!(["index", "register"].iter().all(|table| measurements.iter().any(|row| row["table"] == *table)));
+    assert!(measurements.iter().all(|row| row["samples"].as_array().unwrap().len() == 1), "{measurements:?}");
+}
+
+#[test]
+fn a_package_that_hangs_ends_with_the_time_and_what_is_left_is_told_once_for_each_table() {
+    // The first cell waits for the package until the time is over.
+    let python = hanging_program("late");
+    let arguments =
+        ["--tables", "register,index,parallel", "--device", "tcp", "--regions", "16,32", "--budget", "1", "--rounds", "1"];
+    let report = sweep("late", &[&arguments[..], &["--wheel", python.to_str().unwrap(), "--quick"]].concat());
+    std::fs::remove_file(python).unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    for why in skipped.iter().filter_map(|skipped| skipped["why"].as_str()) {
+        let waited = why.strip_prefix("the peer has given no answer in ").and_then(|rest| rest.split(' ').next());
+        assert!(waited.is_none_or(|seconds| seconds.parse().is_ok_and(|seconds: u64| seconds <= 3)), "{why}");
+    }
+    let late: Vec<&Value> = skipped.iter().filter(|skipped| skipped["why"] == "the time was over").collect();
+    let tables = ["register", "index", "parallel"].map(|table| {
+        let of =
+            |skipped: &&&Value| skipped["what"].as_str().is_some_and(|what| what.ends_with(&format!("cells of the table {table}")));
+        late.iter().filter(of).count()
+    });
+    assert_eq!((tables, late.len()), ([1; 3], 3), "{late:?}");
+}
+
+/// A program that takes any arguments and never answers.
+fn hanging_program(name: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = directory(&format!("program-{name}"));
+    std::fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}

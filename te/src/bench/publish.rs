@@ -139,7 +139,8 @@ pub fn run(metadata: &str, arguments: &Arguments, as_json: bool) -> Result<(), B
     subjects.push((Box::new(Own::new(uri, &name, most + extra)?), server.keys.segment(&name)));
     if let Some(python) = &arguments.peer_python {
         let name = format!("{name}-peer");
-        subjects.push((Box::new(Peer::start(python, uri, &name, most + extra, [REGION, STRIDE])?), server.keys.segment(&name)));
+        subjects
+            .push((Box::new(Peer::start(python, uri, &name, most + extra, [REGION, STRIDE], None)?), server.keys.segment(&name)));
     }
     let mut rows = Vec::new();
     let mut fixed_work = Vec::new();
@@ -418,6 +419,8 @@ pub(super) struct Peer {
     child: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
+    /// When the last answer is due, whatever [`PATIENCE`] says.
+    end: Option<Instant>,
 }
 
 #[derive(Serialize)]
@@ -441,13 +444,15 @@ struct Answer {
 }
 
 impl Peer {
-    /// With memory for so many regions of so many bytes, and so many from the start of one to that of the next.
+    /// With memory for so many regions of so many bytes, and so many from the start of one to that of the next; answers are waited for
+    /// until `end` at most.
     pub(super) fn start(
         python: &Path,
         uri: &str,
         name: &str,
         regions: usize,
         [size, stride]: [usize; 2],
+        end: Option<Instant>,
     ) -> Result<Peer, Box<dyn Error>> {
         let mut command = Command::new(python);
         command
@@ -463,7 +468,7 @@ impl Peer {
         let mut child = command.spawn().map_err(|error| format!("cannot run {}: {error}", python.display()))?;
         let requests = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().ok_or("the peer has no standard output")?);
-        let mut peer = Peer { child, requests, answers };
+        let mut peer = Peer { child, requests, answers, end };
         peer.read()?;
         Ok(peer)
     }
@@ -473,11 +478,16 @@ impl Peer {
         self.read()
     }
 
+    fn patience(&self) -> Duration {
+        self.end.map_or(PATIENCE, |end| end.saturating_duration_since(Instant::now()).min(PATIENCE))
+    }
+
     fn read(&mut self) -> Result<Answer, Box<dyn Error>> {
         // What it has written is one line, so nothing is in the buffer before.
-        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), PATIENCE) {
+        let patience = self.patience();
+        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), patience) {
             let _ = self.child.kill();
-            return Err(format!("the peer has given no answer in {} s, and was ended", PATIENCE.as_secs()).into());
+            return Err(format!("the peer has given no answer in {} s, and was ended", patience.as_secs()).into());
         }
         let mut line = String::new();
         if self.answers.read_line(&mut line)? == 0 {
@@ -506,7 +516,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         drop(self.requests.take());
         // It closes its end when it is done.
-        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), PATIENCE) {
+        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), self.patience()) {
             let _ = self.child.kill();
         }
         let _ = self.child.wait();
@@ -556,4 +566,20 @@ fn text(report: &Report<'_>) -> String {
     }
     out += &noise(report.fixed_work_ms);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_hangs_is_waited_for_until_its_end_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let program = std::env::temp_dir().join(format!("te-peer-that-hangs-{}", std::process::id()));
+        std::fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let error = Peer::start(&program, "", "", 1, [REGION, STRIDE], Some(Instant::now())).map(drop).unwrap_err().to_string();
+        std::fs::remove_file(&program).unwrap();
+        assert_eq!(error, "the peer has given no answer in 0 s, and was ended");
+    }
 }
