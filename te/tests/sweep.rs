@@ -232,7 +232,7 @@ fn what_is_named_twice_is_measured_once() {
 #[test]
 fn a_package_that_hangs_ends_with_the_time_and_what_is_left_is_told_once_for_each_table() {
     // The first cell waits for the package until the time is over.
-    let python = hanging_program("late");
+    let python = program("late", "exec sleep 1000");
     let arguments =
         ["--tables", "register,index,parallel", "--device", "tcp", "--regions", "16,32", "--budget", "1", "--rounds", "1"];
     let report = sweep("late", &[&arguments[..], &["--wheel", python.to_str().unwrap(), "--quick"]].concat());
@@ -251,11 +251,36 @@ fn a_package_that_hangs_ends_with_the_time_and_what_is_left_is_told_once_for_eac
     assert_eq!((tables, late.len()), ([1; 3], 3), "{late:?}");
 }
 
-/// A program that takes any arguments and never answers.
-fn hanging_program(name: &str) -> PathBuf {
+#[test]
+fn transfers_of_a_package_are_beside_ours_only_if_its_bytes_arrive() {
+    const GOOD: &str = r#"{"clock":0.001,"processor":0,"error":null,"rate":5.0,"segment":"peer","base":1}"#;
+    const BAD: &str = r#"{"clock":0,"processor":0,"error":"WRONG CONTENT"}"#;
+    for (compared, is_measured) in [(GOOD, true), (BAD, false)] {
+        let answers = format!("case $line in *compare*) echo '{compared}';; *) echo '{GOOD}';; esac");
+        let python = program("transfers", &format!("echo '{GOOD}'\nwhile read -r line; do {answers}; done"));
+        let arguments =
+            ["--quick", "--tables", "transfer", "--rounds", "1", "--budget", "600", "--wheel", python.to_str().unwrap()];
+        let report = sweep("transfers", &arguments);
+        std::fs::remove_file(&python).unwrap();
+        let of = |subject: &str, quantity: &str| -> Vec<&Value> {
+            let is_it = |row: &&Value| row["subject"] == subject && row["quantity"] == quantity;
+            report["measurements"].as_array().unwrap().iter().filter(is_it).collect()
+        };
+        for (quantity, sample) in [("latency", 1000.0), ("throughput", 5.0)] {
+            let (ours, wheel) = (of("ours", quantity), of("wheel", quantity));
+            assert!(!ours.is_empty() && wheel.len() == if is_measured { ours.len() } else { 0 }, "{report}");
+            assert!(wheel.iter().all(|row| row["samples"] == serde_json::json!([sample])), "{wheel:?}");
+        }
+        let is_told = report["skipped"].as_array().unwrap().iter().any(|skipped| skipped["why"] == "the peer: WRONG CONTENT");
+        assert_eq!(is_told, !is_measured, "{report}");
+    }
+}
+
+/// A shell script with these lines that takes any arguments.
+fn program(name: &str, lines: &str) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let path = directory(&format!("program-{name}"));
-    std::fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     path
 }

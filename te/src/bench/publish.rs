@@ -24,7 +24,7 @@ use transfer_engine::telemetry;
 
 use super::machine::{Machine, noise, time_fixed_work};
 use super::statistics::Spread;
-use super::{memory_options, print_report};
+use super::{memory_options, print_report, transfer};
 use crate::output;
 use crate::system::{Arena, end_with_parent, process_cpu_time, wait_until_readable};
 
@@ -421,6 +421,9 @@ pub(super) struct Peer {
     answers: BufReader<ChildStdout>,
     /// When the last answer is due, whatever [`PATIENCE`] says.
     end: Option<Instant>,
+    /// What its segment is called where there is no metadata server, and where its memory is.
+    segment: String,
+    base: u64,
 }
 
 #[derive(Serialize)]
@@ -434,6 +437,22 @@ enum Request {
         operation: Operation,
         is_registering: bool,
     },
+    Transfer {
+        segment: String,
+        remote: u64,
+        operation: transfer::Operation,
+        size: usize,
+        batch: usize,
+        threads: usize,
+        seconds: f64,
+    },
+    Fill {
+        value: u8,
+    },
+    Compare {
+        value: u8,
+        length: usize,
+    },
 }
 
 #[derive(Deserialize)]
@@ -441,6 +460,12 @@ struct Answer {
     error: Option<String>,
     clock: f64,
     processor: f64,
+    #[serde(default)]
+    rate: f64,
+    #[serde(default)]
+    segment: String,
+    #[serde(default)]
+    base: u64,
 }
 
 impl Peer {
@@ -468,9 +493,30 @@ impl Peer {
         let mut child = command.spawn().map_err(|error| format!("cannot run {}: {error}", python.display()))?;
         let requests = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().ok_or("the peer has no standard output")?);
-        let mut peer = Peer { child, requests, answers, end };
-        peer.read()?;
+        let mut peer = Peer { child, requests, answers, end, segment: String::new(), base: 0 };
+        let answer = peer.read()?;
+        (peer.segment, peer.base) = (answer.segment, answer.base);
         Ok(peer)
+    }
+
+    /// Moves bytes from or to the memory of another one, for so long, once for each thread at least: microseconds of a batch, the median,
+    /// and MB/s. It is called from Python, which adds microseconds to each call and lets one of its threads in at a time.
+    pub(super) fn transfer(&mut self, target: &Peer, cell: &transfer::Cell, limit: Duration) -> Result<(f64, f64), Box<dyn Error>> {
+        let transfer::Cell { operation, size, batch, threads, .. } = *cell;
+        let (segment, seconds) = (target.segment.clone(), limit.as_secs_f64());
+        let request = Request::Transfer { segment, remote: target.base, operation, size, batch, threads, seconds };
+        let answer = self.ask(&request)?;
+        Ok((answer.clock * 1e6, answer.rate))
+    }
+
+    /// Fills its memory.
+    pub(super) fn fill(&mut self, value: u8) -> Result<(), Box<dyn Error>> {
+        self.ask(&Request::Fill { value }).map(drop)
+    }
+
+    /// Whether the first bytes are all the same: an error if not.
+    pub(super) fn compare(&mut self, value: u8, length: usize) -> Result<(), Box<dyn Error>> {
+        self.ask(&Request::Compare { value, length }).map(drop)
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, Box<dyn Error>> {

@@ -147,7 +147,8 @@ summary{cursor:pointer;margin-top:.5rem}
 @media (max-width:30rem){body{padding:1rem .5rem}th,td{padding:.2rem .4rem}}
 @page{size:landscape;margin:12mm}
 @media print{body{max-width:none;padding:0;font-size:10pt}nav{display:none}.panels,.numbers{overflow:visible}
-section{break-before:page}.panels svg{max-width:44%;min-width:0!important;break-inside:avoid}.numbers table{font-size:7pt;line-height:1.2}tr{break-inside:avoid}
+section{break-before:page}h2{margin-top:0}figcaption{max-width:none;break-inside:avoid}
+.panels svg{max-width:38%;min-width:0!important;break-inside:avoid}.numbers table{font-size:7pt;line-height:1.2}tr{break-inside:avoid}
 summary{display:none}}
 ";
 

@@ -107,7 +107,7 @@ impl Part {
             Part::Register => register::cells(&arguments.register, &tables::distinct(arguments.regions.iter().copied()))?,
             Part::Parallel => parallel::cells(arguments.quick),
             Part::Pool => pool::cells(arguments.quick, arguments.verbs.as_deref()),
-            Part::Transfer => transfer::cells(arguments.quick),
+            Part::Transfer => transfer::cells(arguments.quick, &arguments.register.wheel),
         })
     }
 
@@ -133,6 +133,9 @@ trait Cell {
     fn measure(&mut self, recorder: &Recorder) -> Result<(), Box<dyn Error>>;
 }
 
+/// What a round measures, each with the part that it belongs to.
+type Cells = Vec<(Part, Box<dyn Cell>)>;
+
 /// Runs `te bench sweep`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let cells = cells(arguments)
@@ -155,8 +158,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 }
 
 /// Those of all parts. Nothing is set up or written yet: an error is one of the arguments.
-fn cells(arguments: &Arguments) -> Result<Vec<(Part, Box<dyn Cell>)>, Box<dyn Error>> {
-    let mut cells = Vec::new();
+fn cells(arguments: &Arguments) -> Result<Cells, Box<dyn Error>> {
+    let mut cells = Cells::new();
     for part in arguments.parts() {
         cells.extend(part.cells(arguments)?.into_iter().map(|cell| (part, cell)));
     }
@@ -164,7 +167,7 @@ fn cells(arguments: &Arguments) -> Result<Vec<(Part, Box<dyn Cell>)>, Box<dyn Er
 }
 
 /// Measures round by round, until there are so many or the time is over. How many cells have failed.
-fn measure(cells: Vec<(Part, Box<dyn Cell>)>, rounds: u32, recorder: &Recorder) -> usize {
+fn measure(cells: Cells, rounds: u32, recorder: &Recorder) -> usize {
     let mut failed = 0;
     let mut progress = Progress::new(cells.len() as u64 * u64::from(rounds));
     // What a cell took the last time, once there was one.

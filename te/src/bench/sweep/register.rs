@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Whether a metadata server is told of each change before the call returns.
     #[arg(long, value_delimiter = ',', default_value = "false,true", action = clap::ArgAction::Set)]
     update_metadata: Vec<bool>,
-    /// A Python that has the package mooncake-transfer-engine, to be measured beside this library over TCP.
+    /// A Python that has the package mooncake-transfer-engine, to be measured beside this library over TCP, also by transfers.
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub wheel: PathBuf,
 }
