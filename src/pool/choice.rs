@@ -2,13 +2,17 @@
 //!
 //! What either path costs depends on pages, devices, links and what else the machine does, so it is measured, for each [`Class`] of calls by
 //! itself. The cost of a path is the median of what a byte took in its last [`LATELY`] calls, so that what happens now and then
-//! moves nothing. The cheaper path is taken. The other one is tried again:
+//! moves nothing. The cheaper path is taken, and left for the other one where that is clearly cheaper, by [`CLEAR`]. The other one is tried again:
 //!
 //! - until it was seen [`WARM_UP`] times, unless it is out of the question: at first, and when the paths have just changed places;
 //! - then when trying it is expected to cost no more than 1 % of the time that was spent since, and not within [`SPACING`] calls. So a path that
-//!   costs r times as much is tried once in 100 (r - 1) calls or in [`SPACING`], whichever is more, and a change for the better is
+//!   costs r times as much is tried once in 200 (r - 1) calls or in [`SPACING`], whichever is more, and a change for the better is
 //!   noticed by then;
 //! - at once, if it looked cheaper when it was last tried: some calls later its median says whether it is.
+//!
+//! **A path is judged by calls that follow on one of its own.** The first after the other path is not measured, and a trial is two calls: what the
+//! other path has left in the caches makes the first one slower, by a third for 16 MiB. A path that is only ever tried once at a time would never show
+//! what it costs.
 //!
 //! The path taken is measured all the time, and left when half of its last calls cost more than the other path does. A path whose
 //! trial was never recorded, because the call failed, is tried no sooner than one that is known to cost [`UNKNOWN`] times as much.
@@ -32,8 +36,10 @@ const LATELY: usize = 9;
 const WARM_UP: u8 = 5;
 /// A path that took so many times as long at first sight need not be seen again in the warm-up.
 const FAR: f64 = 16.0;
-/// Calls between two trials, at least.
-const SPACING: u32 = 16;
+/// Calls between two trials, at least: however little the other path costs, it makes two calls follow on the wrong one.
+const SPACING: u32 = 64;
+/// The part of its own cost that a path must cost less than to be taken instead.
+const CLEAR: f64 = 0.98;
 /// The part of the time that trials may cost.
 const BUDGET: f64 = 0.01;
 /// How many times as much a path is taken to cost whose trial was not recorded.
@@ -146,8 +152,12 @@ impl Cost {
 /// What is known of a class.
 struct Experience {
     costs: [Cost; 2],
-    /// Taken as long as neither path was recorded.
-    guess: Path,
+    /// The path that is taken, unless the other one is clearly cheaper: a guess, as long as neither was recorded.
+    taken: Path,
+    /// That of the last call.
+    last: Option<Path>,
+    /// One that is tried, in a call that was not measured: the next one is.
+    begun: Option<Path>,
     /// Nanoseconds that trials may cost by now.
     credit: f64,
     /// Bytes of the last call.
@@ -162,16 +172,25 @@ struct Experience {
 
 impl Experience {
     fn new(guess: Path) -> Experience {
-        Experience { costs: [Cost::NOTHING; 2], guess, credit: 0.0, bytes: 0.0, since_trial: 0, unmeasured: 0, used: 0 }
+        Experience {
+            costs: [Cost::NOTHING; 2],
+            taken: guess,
+            last: None,
+            begun: None,
+            credit: 0.0,
+            bytes: 0.0,
+            since_trial: 0,
+            unmeasured: 0,
+            used: 0,
+        }
     }
 
-    /// The cheaper path and its cost, if any is known.
+    /// The path to take and its cost, if any is known.
     fn best(&self) -> Option<(Path, f64)> {
-        match self.costs.map(|cost| cost.median()) {
-            [None, None] => None,
-            [Some(staged), Some(direct)] if direct < staged => Some((Path::Direct, direct)),
-            [Some(staged), _] => Some((Path::Staged, staged)),
-            [None, Some(direct)] => Some((Path::Direct, direct)),
+        let known = |path: Path| Some((path, self.costs[path as usize].median()?));
+        match (known(self.taken), known(self.taken.other())) {
+            (Some((_, taken)), Some(other)) if other.1 < taken * CLEAR => Some(other),
+            (taken, other) => taken.or(other),
         }
     }
 
@@ -183,30 +202,46 @@ impl Experience {
     /// Whether the other path is to be tried whatever that costs: it has not been seen often enough, or looked cheaper.
     fn is_open(&self, (best, cost): (Path, f64)) -> bool {
         let other = &self.costs[best.other() as usize];
-        !other.is_unanswered && other.last().is_none_or(|last| last < cost || (other.wanted > 0 && last < cost * FAR))
+        !other.is_unanswered && other.last().is_none_or(|last| last < cost * CLEAR || (other.wanted > 0 && last < cost * FAR))
     }
 
     fn pick(&mut self) -> Pick {
         self.since_trial = self.since_trial.saturating_add(1);
-        let Some((path, cost)) = self.best() else { return Pick { path: self.guess, is_measured: true } };
+        let Some((path, cost)) = self.best() else { return self.take(self.taken) };
+        if let Some(begun) = self.begun.take() {
+            self.costs[begun as usize].is_unanswered = true;
+            return self.take(begun);
+        }
         if self.unmeasured > 0 {
             self.unmeasured -= 1;
-            return Pick { path, is_measured: false };
+            return Pick { is_measured: false, ..self.take(path) };
         }
-        let price = self.excess((path, cost)) * self.bytes;
+        let is_known = self.costs[path.other() as usize].count > 0;
+        let price = self.excess((path, cost)) * self.bytes * if is_known { 2.0 } else { 1.0 };
         let is_open = self.is_open((path, cost));
         let is_due = self.since_trial >= SPACING && self.credit >= price;
         if !(is_open || is_due) {
-            return Pick { path, is_measured: true };
+            return self.take(path);
         }
-        let other = &mut self.costs[path.other() as usize];
+        let pick = self.take(path.other());
+        let other = &mut self.costs[pick.path as usize];
         let is_new = is_open && other.wanted > 0;
         if !is_new {
             self.credit -= price;
         }
-        other.is_unanswered = true;
+        if pick.is_measured {
+            other.is_unanswered = true;
+        } else {
+            self.begun = Some(pick.path);
+        }
         self.since_trial = 0;
-        Pick { path: path.other(), is_measured: true }
+        pick
+    }
+
+    /// Has the next call take this path.
+    fn take(&mut self, path: Path) -> Pick {
+        let follows = self.last.replace(path) != Some(path.other());
+        Pick { path, is_measured: follows || self.costs[path as usize].count == 0 }
     }
 
     fn record(&mut self, path: Path, bytes: u64, spent: Duration) {
@@ -221,8 +256,9 @@ impl Experience {
                 // Were its last calls slow by chance?
                 self.costs[left as usize].wanted = WARM_UP;
             }
+            self.taken = best.0;
             // No more than two trials are saved up for, lest they come in a crowd when the other path becomes expensive.
-            let most = 2.0 * self.excess(best) * self.bytes;
+            let most = 4.0 * self.excess(best) * self.bytes;
             let is_settled = path == best.0 && self.costs[path as usize].wanted == 0 && !self.is_open(best);
             let calls = if is_settled && nanoseconds < SHORT { ONE_IN } else { 1 };
             self.unmeasured = calls - 1;
@@ -325,9 +361,11 @@ mod tests {
 
     /// One call of 1 MiB. What it took, and which path it took.
     fn call(choice: &Choice, class: Class, costs: [f64; 2]) -> (f64, Path) {
-        let path = choice.pick(class).path;
+        let Pick { path, is_measured } = choice.pick(class);
         let cost = costs[path as usize];
-        choice.record(class, path, MIB, time(cost));
+        if is_measured {
+            choice.record(class, path, MIB, time(cost));
+        }
         (cost, path)
     }
 
@@ -365,6 +403,27 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_are_slow_after_the_other_path_mislead_nobody() {
+        for ratio in RATIOS {
+            for (slow, spread) in [(1.35, 0.0), (1.35, 0.2), (1.35, 0.5), (2.0, 0.2)] {
+                let (choice, mut chance) = (Choice::new(), Chance(0x9E37_79B9));
+                let (mut taken, mut former) = (0.0, None);
+                let (begin, end) = (100, 5_000);
+                for number in 0..end {
+                    let Pick { path, is_measured } = choice.pick(class());
+                    let level = [1.0, ratio][path as usize] * if former.replace(path) == Some(path.other()) { slow } else { 1.0 };
+                    if is_measured {
+                        choice.record(class(), path, MIB, time(STAGED * level * chance.factor(spread, 0.02)));
+                    }
+                    taken += if number >= begin { level } else { 0.0 };
+                }
+                let excess = taken / (f64::from(end - begin) * ratio.min(1.0));
+                assert!(excess <= 1.05, "ratio {ratio}, {slow} times as long, spread {spread}: {excess}");
+            }
+        }
+    }
+
+    #[test]
     fn trying_the_other_path_costs_no_more_than_1_percent() {
         for ratio in [1.01, 1.5, 3.0, 30.0, 1000.0] {
             let choice = Choice::new();
@@ -387,7 +446,7 @@ mod tests {
                     call(&choice, class(), [STAGED, STAGED * before].map(|cost| cost * chance.factor(0.02, 0.0)));
                 }
                 let better = if after < 1.0 { Path::Direct } else { Path::Staged };
-                let bound = (110.0 * (before.max(1.0 / before) - 1.0)) as usize + SPACING as usize + LATELY;
+                let bound = (220.0 * (before.max(1.0 / before) - 1.0)) as usize + SPACING as usize + 2 * LATELY;
                 let mut noticed = |costs: [f64; 2]| {
                     (0..bound).map(|_| call(&choice, class(), costs.map(|cost| cost * chance.factor(0.02, 0.0))).1).last()
                 };
@@ -406,7 +465,8 @@ mod tests {
         (0..200).for_each(|_| _ = call(&choice, class(), [STAGED, STAGED * 1.5]));
         let slow: Vec<_> = (0..20).map(|_| call(&choice, class(), [STAGED * 4.0, STAGED * 1.5]).1).collect();
         let staged = slow.iter().filter(|path| **path == Path::Staged).count();
-        assert!(staged <= LATELY.div_ceil(2) + usize::from(WARM_UP), "{slow:?}");
+        // One more that follows on a trial, and is not measured.
+        assert!(staged <= LATELY.div_ceil(2) + usize::from(WARM_UP) + 1, "{slow:?}");
     }
 
     #[test]
@@ -463,7 +523,9 @@ mod tests {
         };
         let (few, path) = measured(SHORT / 10.0, SHORT / 2.0);
         assert!((80..=140).contains(&few) && path == Path::Staged, "{few} {path:?}");
-        assert_eq!(measured(SHORT * 2.0, SHORT * 4.0), (800, Path::Staged));
+        // But for those that follow on the other path.
+        let (nearly_all, _) = measured(SHORT * 2.0, SHORT * 4.0);
+        assert!((780..=800).contains(&nearly_all), "{nearly_all}");
     }
 
     #[test]

@@ -10,9 +10,10 @@
 //!    +--------------- abandon ------------------------------------+
 //! ```
 //!
-//! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open exactly then, so one `fetch_add` both
-//! tests the state and keeps it. The state and the reference count change only under the registry's lock; readers may look at any
-//! time. 88 bytes with the two counts of its `Arc`; what devices know of a region, and what publishing it took, is beside it where there is any.
+//! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open as long as the state is Live and for a moment
+//! before, so one `fetch_add` both tests the state and keeps it, and whoever has seen a live region is refused only if it is being removed.
+//! The state and the reference count change only under the registry's lock; readers may look at any time. 88 bytes with the two counts of its
+//! `Arc`; what devices know of a region, and what publishing it took, is beside it where there is any.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -134,6 +135,11 @@ impl Region {
         self.state().is_stuck()
     }
 
+    /// Whether its range is free again, for good.
+    pub fn is_gone(&self) -> bool {
+        self.state() == State::Gone
+    }
+
     /// Whether it is registered now: committed, and its removal has not begun.
     pub fn is_live(&self) -> bool {
         self.state() == State::Live
@@ -185,13 +191,15 @@ impl Region {
 
     pub(super) fn state(&self) -> State {
         #[cfg(test)]
-        dawdle::dawdle();
+        slowness::dawdle();
         State::from_number(self.state.load(Ordering::Acquire))
     }
 
     /// Under the registry's lock.
     pub(super) fn set_state(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
+        #[cfg(test)]
+        slowness::rest();
     }
 
     /// Whether registering `range` with `options` again may count a reference on this one.
@@ -230,21 +238,36 @@ impl Region {
     }
 }
 
-/// Threads that look at states slowly, so that what comes between two looks does come.
+/// Threads that look at states or change them slowly, so that what comes between two steps does come.
 #[cfg(test)]
-pub(crate) mod dawdle {
+pub(crate) mod slowness {
     use std::cell::Cell;
     use std::time::Duration;
 
-    thread_local!(static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+    thread_local! {
+        static BEFORE_LOOKING: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static AFTER_CHANGING: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
 
     /// From now on the calling thread sleeps as long before it looks at the state of a region.
     pub fn pause_before_looking(pause: Duration) {
-        PAUSE.set(pause);
+        BEFORE_LOOKING.set(pause);
+    }
+
+    /// From now on the calling thread sleeps as long after it has changed the state of a region.
+    pub fn pause_after_changing(pause: Duration) {
+        AFTER_CHANGING.set(pause);
     }
 
     pub(super) fn dawdle() {
-        let pause = PAUSE.get();
+        sleep(BEFORE_LOOKING.get());
+    }
+
+    pub(super) fn rest() {
+        sleep(AFTER_CHANGING.get());
+    }
+
+    fn sleep(pause: Duration) {
         if !pause.is_zero() {
             std::thread::sleep(pause);
         }

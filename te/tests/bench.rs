@@ -193,7 +193,7 @@ fn transfer_prints_plain_sockets_and_every_cell() {
     let expected: Vec<String> = expected.into_iter().map(|(_, cell)| cell).collect();
     assert_eq!(cells, expected, "{table}");
     let sockets = table.lines().skip_while(|line| !line.contains("polling, us")).skip(1).take(2);
-    assert!(sockets.clone().count() == 2 && sockets.clone().all(|line| line.matches("..").count() == 3), "{table}");
+    assert!(sockets.clone().count() == 2 && sockets.clone().all(|line| line.matches("..").count() == 4), "{table}");
     let streams = table.lines().skip_while(|line| !line.contains("buffers  ")).skip(1).take(4);
     assert!(streams.clone().count() == 4 && streams.clone().all(|line| line.matches("..").count() == 1), "{table}");
     assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
@@ -247,7 +247,7 @@ fn pool_puts_and_gets_in_every_way_and_staging_registers_nothing() {
     for (arguments, devices) in ways.into_iter().skip(if is_without_rings { 2 } else { 0 }) {
         let table = text(run_pool(arguments));
         let lines = table.lines().filter(|line| line.starts_with("   4K ") || line.starts_with(" 100K "));
-        let lines: Vec<_> = lines.filter(|line| line.matches("..").count() == 3).collect();
+        let lines: Vec<_> = lines.filter(|line| line.matches("..").count() == 4).collect();
         assert_eq!(lines.len(), 2 * 2 * devices.len(), "{table}");
         assert!(table.contains("Every byte was compared") && table.contains("Noise: "), "{table}");
         let operation = if arguments.contains(&"get") { "get" } else { "put" };
@@ -258,7 +258,7 @@ fn pool_puts_and_gets_in_every_way_and_staging_registers_nothing() {
         assert_eq!(rows.len(), 2 * 2 * devices.len());
         assert_eq!(report["settings"]["operation"], operation);
         for row in rows {
-            ["speed_up", "auto_to_better"].iter().for_each(|figure| assert_is_spread(&row[figure]));
+            ["speed_up", "limit", "auto_to_better"].iter().for_each(|figure| assert_is_spread(&row[figure]));
             let of_way = |way: &str| {
                 assert_is_spread(&row[way]["us"]);
                 row[way]["registrations"].as_f64().unwrap()

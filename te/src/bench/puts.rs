@@ -62,12 +62,15 @@ pub enum Way {
     DirectAgain,
     /// The same as staged, measured once more.
     StagedAgain,
+    /// Of memory that is registered already: the transfer alone, which no way can do without.
+    Transfer,
 }
 
 /// The ways that are compared, in the order of figures.
 pub const WAYS: [Way; 4] = [Way::Baseline, Way::Direct, Way::Staged, Way::Auto];
-/// Those, and what shows how much a way differs from itself.
-pub const WAYS_AND_CONTROLS: [Way; 6] = [Way::Baseline, Way::Direct, Way::Staged, Way::Auto, Way::DirectAgain, Way::StagedAgain];
+/// Those, what shows how much a way differs from itself, and what none can be faster than.
+pub const WAYS_AND_CONTROLS: [Way; 7] =
+    [Way::Baseline, Way::Direct, Way::Staged, Way::Auto, Way::DirectAgain, Way::StagedAgain, Way::Transfer];
 
 /// What one put or get moves: so many keys of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -274,6 +277,9 @@ impl Subject {
     /// Again and again for so long, once at least.
     fn measure(&self, way: Way, memory: &Memory, package: Package, limit: Duration) -> Result<Sample, Box<dyn Error>> {
         let requests = self.requests(memory, package);
+        if way == Way::Transfer {
+            self.register(&requests)?;
+        }
         let registered = self.engine.counters().regions_registered.get();
         let begin = Instant::now();
         let mut times = Vec::new();
@@ -283,6 +289,9 @@ impl Subject {
             times.push(since.elapsed().as_secs_f64() * 1e6);
         }
         let registered = self.engine.counters().regions_registered.get() - registered;
+        if way == Way::Transfer {
+            self.unregister(&requests)?;
+        }
         let puts = times.len() as f64;
         let mean_us = times.iter().sum::<f64>() / puts;
         Ok(Sample { us: percentile(&mut times, 0.5), mean_us, registrations: registered as f64 / puts })
@@ -318,18 +327,31 @@ impl Subject {
     fn run_part(&self, way: Way, requests: &[Request]) -> Result<(), Box<dyn Error>> {
         match way {
             Way::Baseline => {
-                let ranges: Vec<_> = requests.iter().map(|request| request.local).collect();
-                let addresses: Vec<_> = ranges.iter().map(MemoryRange::address).collect();
-                let options = MemoryOptions { remote_accessible: false, ..memory_options() };
-                self.engine.register_batch(&ranges, &options)?;
-                let transferred = self.engine.transfer(requests, SubmitOptions::default());
-                self.engine.unregister_batch(&addresses)?;
-                Ok(check_statuses(requests, &transferred?)?)
+                self.register(requests)?;
+                let transferred = self.transfer(requests);
+                self.unregister(requests)?;
+                transferred
             }
+            Way::Transfer => self.transfer(requests),
             Way::Direct | Way::DirectAgain => self.run_by_pool(Preference::Direct, requests),
             Way::Staged | Way::StagedAgain => self.run_by_pool(Preference::Staged, requests),
             Way::Auto => self.run_by_pool(Preference::Auto, requests),
         }
+    }
+
+    fn register(&self, requests: &[Request]) -> Result<(), Box<dyn Error>> {
+        let ranges: Vec<_> = requests.iter().map(|request| request.local).collect();
+        let options = MemoryOptions { remote_accessible: false, ..memory_options() };
+        Ok(self.engine.register_batch(&ranges, &options)?)
+    }
+
+    fn unregister(&self, requests: &[Request]) -> Result<(), Box<dyn Error>> {
+        let addresses: Vec<_> = requests.iter().map(|request| request.local.address()).collect();
+        Ok(self.engine.unregister_batch(&addresses)?)
+    }
+
+    fn transfer(&self, requests: &[Request]) -> Result<(), Box<dyn Error>> {
+        Ok(check_statuses(requests, &self.engine.transfer(requests, SubmitOptions::default())?)?)
     }
 
     fn run_by_pool(&self, preference: Preference, requests: &[Request]) -> Result<(), Box<dyn Error>> {
