@@ -208,3 +208,79 @@ fn wrong_arguments_are_told_before_the_files_of_an_earlier_sweep_are_touched() {
     }
     std::fs::remove_dir_all(&out).unwrap();
 }
+
+/// A sweep of these arguments that is to succeed: its report.
+fn sweep(name: &str, arguments: &[&str]) -> Value {
+    let out = directory(name);
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_te")).args(["bench", "sweep", "--out"]).arg(&out).args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = serde_json::from_str(&std::fs::read_to_string(out.join("measurements.json")).unwrap()).unwrap();
+    std::fs::remove_dir_all(&out).unwrap();
+    report
+}
+
+#[test]
+fn what_is_named_twice_is_measured_once() {
+    let tables = ["--tables", "index,register,index", "--regions", "16,16", "--device", "none,none", "--measured", "8,8"];
+    let report = sweep("twice", &[&tables[..], &["--rounds", "1", "--size", "4K,4K", "--update-metadata", "false,false"]].concat());
+    let measurements = report["measurements"].as_array().unwrap();
+    assert!(["index", "register"].iter().all(|table| measurements.iter().any(|row| row["table"] == *table)));
+    assert!(measurements.iter().all(|row| row["samples"].as_array().unwrap().len() == 1), "{measurements:?}");
+}
+
+#[test]
+fn a_package_that_hangs_ends_with_the_time_and_what_is_left_is_told_once_for_each_table() {
+    // The first cell waits for the package until the time is over.
+    let python = program("late", "exec sleep 1000");
+    let arguments =
+        ["--tables", "register,index,parallel", "--device", "tcp", "--regions", "16,32", "--budget", "1", "--rounds", "1"];
+    let report = sweep("late", &[&arguments[..], &["--wheel", python.to_str().unwrap(), "--quick"]].concat());
+    std::fs::remove_file(python).unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    for why in skipped.iter().filter_map(|skipped| skipped["why"].as_str()) {
+        let waited = why.strip_prefix("the peer has given no answer in ").and_then(|rest| rest.split(' ').next());
+        assert!(waited.is_none_or(|seconds| seconds.parse().is_ok_and(|seconds: u64| seconds <= 3)), "{why}");
+    }
+    let late: Vec<&Value> = skipped.iter().filter(|skipped| skipped["why"] == "the time was over").collect();
+    let tables = ["register", "index", "parallel"].map(|table| {
+        let of =
+            |skipped: &&&Value| skipped["what"].as_str().is_some_and(|what| what.ends_with(&format!("cells of the table {table}")));
+        late.iter().filter(of).count()
+    });
+    assert_eq!((tables, late.len()), ([1; 3], 3), "{late:?}");
+}
+
+#[test]
+fn transfers_of_a_package_are_beside_ours_only_if_its_bytes_arrive() {
+    const GOOD: &str = r#"{"clock":0.001,"processor":0,"error":null,"rate":5.0,"segment":"peer","base":1}"#;
+    const BAD: &str = r#"{"clock":0,"processor":0,"error":"WRONG CONTENT"}"#;
+    for (compared, is_measured) in [(GOOD, true), (BAD, false)] {
+        let answers = format!("case $line in *compare*) echo '{compared}';; *) echo '{GOOD}';; esac");
+        let python = program("transfers", &format!("echo '{GOOD}'\nwhile read -r line; do {answers}; done"));
+        let arguments =
+            ["--quick", "--tables", "transfer", "--rounds", "1", "--budget", "600", "--wheel", python.to_str().unwrap()];
+        let report = sweep("transfers", &arguments);
+        std::fs::remove_file(&python).unwrap();
+        let of = |subject: &str, quantity: &str| -> Vec<&Value> {
+            let is_it = |row: &&Value| row["subject"] == subject && row["quantity"] == quantity;
+            report["measurements"].as_array().unwrap().iter().filter(is_it).collect()
+        };
+        for (quantity, sample) in [("latency", 1000.0), ("throughput", 5.0)] {
+            let (ours, wheel) = (of("ours", quantity), of("wheel", quantity));
+            assert!(!ours.is_empty() && wheel.len() == if is_measured { ours.len() } else { 0 }, "{report}");
+            assert!(wheel.iter().all(|row| row["samples"] == serde_json::json!([sample])), "{wheel:?}");
+        }
+        let is_told = report["skipped"].as_array().unwrap().iter().any(|skipped| skipped["why"] == "the peer: WRONG CONTENT");
+        assert_eq!(is_told, !is_measured, "{report}");
+    }
+}
+
+/// A shell script with these lines that takes any arguments.
+fn program(name: &str, lines: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = directory(&format!("program-{name}"));
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}

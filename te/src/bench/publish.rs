@@ -24,7 +24,7 @@ use transfer_engine::telemetry;
 
 use super::machine::{Machine, noise, time_fixed_work};
 use super::statistics::Spread;
-use super::{memory_options, print_report};
+use super::{memory_options, print_report, transfer};
 use crate::output;
 use crate::system::{Arena, end_with_parent, process_cpu_time, wait_until_readable};
 
@@ -139,7 +139,8 @@ pub fn run(metadata: &str, arguments: &Arguments, as_json: bool) -> Result<(), B
     subjects.push((Box::new(Own::new(uri, &name, most + extra)?), server.keys.segment(&name)));
     if let Some(python) = &arguments.peer_python {
         let name = format!("{name}-peer");
-        subjects.push((Box::new(Peer::start(python, uri, &name, most + extra, [REGION, STRIDE])?), server.keys.segment(&name)));
+        subjects
+            .push((Box::new(Peer::start(python, uri, &name, most + extra, [REGION, STRIDE], None)?), server.keys.segment(&name)));
     }
     let mut rows = Vec::new();
     let mut fixed_work = Vec::new();
@@ -418,6 +419,11 @@ pub(super) struct Peer {
     child: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
+    /// When the last answer is due, whatever [`PATIENCE`] says.
+    end: Option<Instant>,
+    /// What its segment is called where there is no metadata server, and where its memory is.
+    segment: String,
+    base: u64,
 }
 
 #[derive(Serialize)]
@@ -431,6 +437,22 @@ enum Request {
         operation: Operation,
         is_registering: bool,
     },
+    Transfer {
+        segment: String,
+        remote: u64,
+        operation: transfer::Operation,
+        size: usize,
+        batch: usize,
+        threads: usize,
+        seconds: f64,
+    },
+    Fill {
+        value: u8,
+    },
+    Compare {
+        value: u8,
+        length: usize,
+    },
 }
 
 #[derive(Deserialize)]
@@ -438,16 +460,24 @@ struct Answer {
     error: Option<String>,
     clock: f64,
     processor: f64,
+    #[serde(default)]
+    rate: f64,
+    #[serde(default)]
+    segment: String,
+    #[serde(default)]
+    base: u64,
 }
 
 impl Peer {
-    /// With memory for so many regions of so many bytes, and so many from the start of one to that of the next.
+    /// With memory for so many regions of so many bytes, and so many from the start of one to that of the next; answers are waited for
+    /// until `end` at most.
     pub(super) fn start(
         python: &Path,
         uri: &str,
         name: &str,
         regions: usize,
         [size, stride]: [usize; 2],
+        end: Option<Instant>,
     ) -> Result<Peer, Box<dyn Error>> {
         let mut command = Command::new(python);
         command
@@ -463,9 +493,30 @@ impl Peer {
         let mut child = command.spawn().map_err(|error| format!("cannot run {}: {error}", python.display()))?;
         let requests = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().ok_or("the peer has no standard output")?);
-        let mut peer = Peer { child, requests, answers };
-        peer.read()?;
+        let mut peer = Peer { child, requests, answers, end, segment: String::new(), base: 0 };
+        let answer = peer.read()?;
+        (peer.segment, peer.base) = (answer.segment, answer.base);
         Ok(peer)
+    }
+
+    /// Moves bytes from or to the memory of another one, for so long, once for each thread at least: microseconds of a batch, the median,
+    /// and MB/s. It is called from Python, which adds microseconds to each call and lets one of its threads in at a time.
+    pub(super) fn transfer(&mut self, target: &Peer, cell: &transfer::Cell, limit: Duration) -> Result<(f64, f64), Box<dyn Error>> {
+        let transfer::Cell { operation, size, batch, threads, .. } = *cell;
+        let (segment, seconds) = (target.segment.clone(), limit.as_secs_f64());
+        let request = Request::Transfer { segment, remote: target.base, operation, size, batch, threads, seconds };
+        let answer = self.ask(&request)?;
+        Ok((answer.clock * 1e6, answer.rate))
+    }
+
+    /// Fills its memory.
+    pub(super) fn fill(&mut self, value: u8) -> Result<(), Box<dyn Error>> {
+        self.ask(&Request::Fill { value }).map(drop)
+    }
+
+    /// Whether the first bytes are all the same: an error if not.
+    pub(super) fn compare(&mut self, value: u8, length: usize) -> Result<(), Box<dyn Error>> {
+        self.ask(&Request::Compare { value, length }).map(drop)
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, Box<dyn Error>> {
@@ -473,11 +524,16 @@ impl Peer {
         self.read()
     }
 
+    fn patience(&self) -> Duration {
+        self.end.map_or(PATIENCE, |end| end.saturating_duration_since(Instant::now()).min(PATIENCE))
+    }
+
     fn read(&mut self) -> Result<Answer, Box<dyn Error>> {
         // What it has written is one line, so nothing is in the buffer before.
-        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), PATIENCE) {
+        let patience = self.patience();
+        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), patience) {
             let _ = self.child.kill();
-            return Err(format!("the peer has given no answer in {} s, and was ended", PATIENCE.as_secs()).into());
+            return Err(format!("the peer has given no answer in {} s, and was ended", patience.as_secs()).into());
         }
         let mut line = String::new();
         if self.answers.read_line(&mut line)? == 0 {
@@ -506,7 +562,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         drop(self.requests.take());
         // It closes its end when it is done.
-        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), PATIENCE) {
+        if !wait_until_readable(self.answers.get_ref().as_raw_fd(), self.patience()) {
             let _ = self.child.kill();
         }
         let _ = self.child.wait();
@@ -556,4 +612,20 @@ fn text(report: &Report<'_>) -> String {
     }
     out += &noise(report.fixed_work_ms);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_hangs_is_waited_for_until_its_end_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let program = std::env::temp_dir().join(format!("te-peer-that-hangs-{}", std::process::id()));
+        std::fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let error = Peer::start(&program, "", "", 1, [REGION, STRIDE], Some(Instant::now())).map(drop).unwrap_err().to_string();
+        std::fs::remove_file(&program).unwrap();
+        assert_eq!(error, "the peer has given no answer in 0 s, and was ended");
+    }
 }

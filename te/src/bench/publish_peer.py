@@ -1,9 +1,11 @@
-"""An engine of Mooncake's package for `te bench register --metadata`: URI NAME BYTES STRIDE REGION. Requests and answers are JSON lines."""
+"""An engine of Mooncake's package for `te bench register --metadata` and `te bench sweep`: URI NAME BYTES STRIDE REGION. Requests and
+answers are JSON lines."""
 
 import ctypes
 import json
 import mmap
 import os
+import statistics
 import sys
 import threading
 import time
@@ -20,8 +22,8 @@ class String(ctypes.Structure):
     _fields_ = [("data", ctypes.c_char_p), ("size", ctypes.c_size_t), ("capacity", ctypes.c_size_t), ("unused", ctypes.c_size_t)]
 
 
-def answer(clock=0.0, processor=0.0, error=None):
-    print(json.dumps({"clock": clock, "processor": processor, "error": error}), file=answers)
+def answer(clock=0.0, processor=0.0, error=None, **more):
+    print(json.dumps({"clock": clock, "processor": processor, "error": error, **more}), file=answers)
 
 
 def register(index, publish):
@@ -65,6 +67,47 @@ def call(operation):
     return clock, processor
 
 
+def transfer(segment, remote, operation, size, batch, threads, seconds):
+    """The median of the seconds that a call takes, and MB/s of all threads. Each makes one call at least, after one that connects."""
+    opcode = module.TransferOpcode.Read if operation == "read" else module.TransferOpcode.Write
+    places, times, spans, failures = len(memory) // size, [], [], []
+    ready = threading.Barrier(threads)
+
+    def work(thread):
+        offsets = [(thread * batch + index) % places * size for index in range(batch)]
+        local, there, lengths = [base + offset for offset in offsets], [remote + offset for offset in offsets], [size] * batch
+        if batch == 1:
+            move = lambda: engine.transfer_sync(segment, local[0], there[0], size, opcode)
+        else:
+            move = lambda: engine.batch_transfer_sync(segment, local, there, lengths, opcode)
+        failed = move() != 0
+        ready.wait()
+        begin = now = time.perf_counter()
+        while not failed:
+            before = now
+            failed, now = move() != 0, time.perf_counter()
+            times.append(now - before)
+            if now >= begin + seconds:
+                break
+        spans.append((begin, now))
+        failures.extend([thread] * failed)
+
+    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    elapsed = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    if failures:
+        raise RuntimeError(f"transfers of {len(failures)} threads have failed")
+    return statistics.median(times), len(times) * batch * size / elapsed / 1e6
+
+
+def compare(value, length):
+    if memory[:length].count(value) != length:
+        raise RuntimeError(f"WRONG CONTENT: of {length} bytes, not all are those that were sent")
+
+
 try:
     import mooncake.engine as module
 
@@ -81,11 +124,24 @@ try:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     regions = 0
-    answer()
+    answer(segment=f"{name}:{engine.get_rpc_port()}", base=base)
     for line in sys.stdin:
         request = json.loads(line)
-        if request["do"] == "call":
+        action = request.pop("do")
+        if action == "call":
             answer(*call(request))
+            continue
+        if action == "transfer":
+            clock, rate = transfer(**request)
+            answer(clock, rate=rate)
+            continue
+        if action == "fill":
+            ctypes.memset(base, request["value"], size)
+            answer()
+            continue
+        if action == "compare":
+            compare(bytes([request["value"]]), request["length"])
+            answer()
             continue
         addresses = [base + index * stride for index in range(regions, request["regions"])]
         if engine.batch_register_memory(addresses, [region] * len(addresses)) != 0:

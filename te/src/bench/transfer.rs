@@ -130,7 +130,7 @@ impl Cell {
     }
 
     /// Bytes that are asked for at once.
-    fn bytes_at_once(&self) -> usize {
+    pub fn bytes_at_once(&self) -> usize {
         self.size * self.batch * self.threads
     }
 }

@@ -6,7 +6,7 @@ use crate::report::Table;
 
 use super::figure::{
     Area, Axis, Figure, Frame, Group, Input, LINE, MEASURED, Point, SMALL, Sample, constant, digits, file_stem, groups, label,
-    points, value, varying, wrap,
+    points, spaced, times, value, varying, wrap,
 };
 use super::scene::{Anchor, Ink, Scene, Text, text_width};
 
@@ -41,7 +41,9 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
     };
     // Pinning and telling a server differ too much from book-keeping for one axis; the same place has the same in each file.
     let by_place: Vec<String> = by_panel.iter().filter(|part| *part != "file").cloned().collect();
-    let high = |members: &[Point<'_>]| rows_of(members).iter().map(|(_, total)| total.maximum).fold(0.0, f64::max);
+    // One wild round is no reason to draw all bars small.
+    let end = |total: &Spread| total.maximum.min(2.0 * total.median);
+    let high = |members: &[Point<'_>]| rows_of(members).iter().map(|(_, total)| end(total)).fold(0.0, f64::max);
     let axis_of = |members: &[Point<'_>]| {
         let place = groups(members, &by_place).into_iter().next().map(|(name, _)| name);
         let same = panels.iter().filter(|(_, others)| groups(others, &by_place).first().map(|(name, _)| name) == place.as_ref());
@@ -50,7 +52,8 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
     let unit = &all[0].measurement.unit;
     let labels = panels.iter().flat_map(|(_, members)| rows_of(members)).map(|(name, _)| name);
     let room = label_room(labels, panels.len());
-    let mut frame = Frame::begin(TITLE, &[machine.to_string(), constant(&all, &except)], panels.len(), &legend);
+    let constant = constant(&all, &except);
+    let mut frame = Frame::begin(TITLE, &[machine.to_string(), constant.clone()], panels.len(), &legend);
     for (panel, members) in &panels {
         let area = frame.panel(panel);
         let rows = groups(members, &by_row);
@@ -62,6 +65,8 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
             let top = area.top + GAP + row as f64 * (THICKNESS + GAP);
             let middle = top + THICKNESS / 2.0;
             row_label(&mut frame.scene, area, room, middle, name);
+            let spread = total(parts);
+            let line = axis.at(spread.minimum) - 6.0..axis.at(spread.maximum) + 6.0;
             let mut sum = 0.0;
             for (index, step) in steps.iter().enumerate() {
                 let Some(point) = parts.iter().find(|point| point.part("step") == *step) else { continue };
@@ -73,14 +78,14 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
                 frame.scene.rectangle((left, top), (end, top + THICKNESS), Ink::Series(index));
                 frame.scene.hint(format!("{name}, {step}: {}", value(median, unit)));
                 let number = (index + 1).to_string();
-                if end - left > text_width(&number, SMALL, true) + 4.0 {
-                    // At the left, where the line of the spread is not.
+                let width = text_width(&number, SMALL, true) + 4.0;
+                let is_free = left + width < line.start || line.end < left;
+                if end - left > width && is_free {
                     let text = label(left + 3.0, middle + 4.0, number, Anchor::Start);
                     frame.scene.text(Text { bold: true, ink: Ink::Paper, ..text });
                 }
             }
-            let spread = total(parts);
-            whisker(&mut frame.scene, axis.at(spread.minimum), axis.at(spread.maximum), middle);
+            whisker(&mut frame.scene, axis, spread, middle);
             let end = axis.at(spread.maximum).max(axis.at(sum));
             frame.scene.text(label(end + 7.0, middle + 4.0, value(sum, unit), Anchor::Start));
         }
@@ -96,11 +101,12 @@ pub fn draw_steps(inputs: &[Input], machine: &str) -> Vec<Figure> {
         row
     };
     let note = "Medians of the steps, one after the other; the line at the end reaches from the smallest to the largest sum of a round, \
-                and the figure beside it is the sum of the medians. Numbers in the bars are those of the legend; a step too short for \
-                its number is in the table. Axes differ from place to place.";
+                with an arrow where it goes on beyond the axis, and the figure beside it is the sum of the medians. Numbers in the bars \
+                are those of the legend, where there is room. Axes differ from place to place.";
     vec![Figure {
         name: "registration-steps".to_string(),
         title: TITLE.to_string(),
+        constant,
         note: note.to_string(),
         scene: frame.end(),
         columns,
@@ -161,17 +167,18 @@ fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option
     let mut ends = vec![0.5, 2.0];
     for (_, members) in panels.iter().flat_map(|(_, rows)| rows) {
         ends.extend(reported(members));
-        ends.extend(
-            SUBJECTS.iter().filter_map(|subject| speed_up(members, subject)).flat_map(|spread| [spread.minimum, spread.maximum]),
-        );
+        ends.extend(SUBJECTS.iter().filter_map(|subject| speed_up(members, subject)).map(|spread| spread.median));
     }
-    let axis = Axis::logarithmic(ends.iter().copied().fold(f64::INFINITY, f64::min), ends.iter().copied().fold(0.0, f64::max));
+    // Wild rounds may reach beyond, and are no reason to draw all bars small.
+    let (low, high) = (ends.iter().copied().fold(f64::INFINITY, f64::min), ends.iter().copied().fold(0.0, f64::max));
+    let axis = Axis::logarithmic(low / 1.2, high * 1.2);
     let mut legend: Vec<_> = SUBJECTS.iter().enumerate().map(|(index, name)| (name.to_string(), index, Sample::Bar)).collect();
     if panels.iter().flat_map(|(_, rows)| rows).any(|(_, members)| reported(members).is_some()) {
         legend.push(("thread per device, as reported upstream (500 GB, several NICs)".to_string(), 0, Sample::Reference));
     }
     let room = label_room(panels.iter().flat_map(|(_, rows)| rows).map(|(name, _)| name.clone()), panels.len());
-    let mut frame = Frame::begin(&title, &[machine.to_string(), constant(all, &["devices"])], panels.len(), &legend);
+    let constant = constant(all, &["devices"]);
+    let mut frame = Frame::begin(&title, &[machine.to_string(), constant.clone()], panels.len(), &legend);
     let mut rows_of_table = Vec::new();
     let parts: Vec<String> = by_panel.iter().chain(&by_row).cloned().collect();
     for (panel, rows) in &panels {
@@ -202,9 +209,9 @@ fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option
                     (one.max(end).max(one.min(end) + 1.0), top + THICKNESS),
                     Ink::Series(index),
                 );
-                let text = format!("{}×", digits(spread.median));
-                frame.scene.hint(format!("{name}, {subject}: {text} ({}× to {}×)", digits(spread.minimum), digits(spread.maximum)));
-                whisker(&mut frame.scene, axis.at(spread.minimum), axis.at(spread.maximum), middle);
+                let text = times(spread.median);
+                frame.scene.hint(format!("{name}, {subject}: {text} ({} to {})", times(spread.minimum), times(spread.maximum)));
+                whisker(&mut frame.scene, axis, spread, middle);
                 if let (1, Some(times)) = (index, reported(members)) {
                     frame.scene.reference((axis.at(times), middle));
                 }
@@ -214,24 +221,14 @@ fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option
                     .iter()
                     .find(|point| point.part("subject") == *subject)
                     .map_or(0, |point| point.measurement.samples.len());
-                row.extend([
-                    subject.to_string(),
-                    text,
-                    format!("{}×", digits(spread.minimum)),
-                    format!("{}×", digits(spread.maximum)),
-                ]);
-                row.push(rounds.to_string());
+                row.extend([subject.to_string(), text, times(spread.minimum), times(spread.maximum), rounds.to_string()]);
                 let of =
                     |subject: &str| members.iter().find(|point| point.part("subject") == subject).map(|point| point.measurement);
                 row.extend(
                     [SEQUENTIAL, subject]
                         .map(|subject| of(subject).map_or(String::new(), |of| value(of.spread().median, &of.unit))),
                 );
-                row.push(if index == 1 {
-                    reported(members).map_or(String::new(), |times| format!("{}×", digits(times)))
-                } else {
-                    String::new()
-                });
+                row.push(reported(members).filter(|_| index == 1).map_or(String::new(), times));
                 rows_of_table.push(row);
             }
         }
@@ -241,8 +238,10 @@ fn draw_parallel_with(devices: &str, all: &[Point<'_>], machine: &str) -> Option
     Some(Figure {
         name: file_stem(&format!("parallel registration {devices}")),
         title,
+        constant,
         note: "Time of one device after the other divided by the time of the subject, on a logarithmic axis: bars to the right of the \
-               line at 1× are faster, to the left slower. Medians of the ratios of rounds; thin lines from the least to the most. Diamonds \
+               line at 1× are faster, to the left slower. Medians of the ratios of rounds; thin lines from the least to the most, with an \
+               arrow where they go on beyond the axis. Diamonds \
                are what upstream reported for its thread for each device on another machine with more memory: they show a direction, \
                and are no target."
             .to_string(),
@@ -281,32 +280,31 @@ fn row_label(scene: &mut Scene, area: Area, room: f64, middle: f64, name: &str) 
 
 /// Lines to read values by, what they are, and what of.
 fn draw_scale(scene: &mut Scene, axis: Axis, top: f64, bottom: f64, name: impl Fn(f64) -> String, title: &str) {
-    let mut free = f64::NEG_INFINITY;
-    let ticks = axis.ticks();
-    for tick in &ticks {
-        let (x, text) = (axis.at(*tick), name(*tick));
-        scene.line(&[(x, top), (x, bottom)], Ink::Grid, 1.0, &[]);
-        let half = text_width(&text, SMALL, false) / 2.0;
-        if x - half > free {
-            scene.text(label(x, bottom + LINE - 2.0, text, Anchor::Middle));
-            free = x + half + 6.0;
-        }
+    let marks: Vec<(f64, String)> = axis.ticks().into_iter().map(|tick| (axis.at(tick), name(tick))).collect();
+    for (x, _) in &marks {
+        scene.line(&[(*x, top), (*x, bottom)], Ink::Grid, 1.0, &[]);
     }
-    let ends = [ticks.first(), ticks.last()].map(|tick| tick.map_or(0.0, |tick| axis.at(*tick)));
+    for (x, text) in spaced(marks) {
+        scene.text(label(x, bottom + LINE - 2.0, text, Anchor::Middle));
+    }
+    let ends = axis.ends();
     scene.line(&[(ends[0], bottom), (ends[1], bottom)], Ink::Faint, 1.0, &[]);
     scene.text(label((ends[0] + ends[1]) / 2.0, bottom + 2.0 * LINE, title, Anchor::Middle));
 }
 
-fn whisker(scene: &mut Scene, from: f64, to: f64, y: f64) {
+/// From the smallest to the largest, with an arrow where the axis ends before.
+fn whisker(scene: &mut Scene, axis: Axis, spread: Spread, y: f64) {
     // One round has no spread.
-    if from == to {
+    if spread.minimum == spread.maximum {
         return;
     }
+    let [from, to] = [spread.minimum, spread.maximum].map(|end| axis.at(end));
     // A rim of paper keeps it visible on a bar of any colour.
     for (ink, width) in [(Ink::Paper, 3.6), (Ink::Text, 1.4)] {
         scene.line(&[(from, y), (to, y)], ink, width, &[]);
-        for end in [from, to] {
-            scene.line(&[(end, y - 4.5), (end, y + 4.5)], ink, width, &[]);
+        for (value, end, inwards) in [(spread.minimum, from, 5.0), (spread.maximum, to, -5.0)] {
+            let back = if axis.holds(value) { end } else { end + inwards };
+            scene.line(&[(back, y - 4.5), (end, y), (back, y + 4.5)], ink, width, &[]);
         }
     }
 }

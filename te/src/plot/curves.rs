@@ -4,8 +4,8 @@ use crate::output;
 use crate::report::Table;
 
 use super::figure::{
-    Axis, Figure, Frame, LINE, MEASURED, Point, Sample, constant, file_stem, grouped, groups, label, order_series, points, value,
-    varying,
+    Axis, Figure, Frame, LINE, MEASURED, Point, Sample, constant, file_stem, grouped, groups, label, order_series, points, spaced,
+    value, varying,
 };
 use super::figure::{Input, SMALL};
 use super::scene::{Anchor, Ink, Text, dashes, text_width};
@@ -52,7 +52,7 @@ impl Curves {
         let legend: Vec<_> = series.iter().enumerate().map(|(index, name)| (name.clone(), index, Sample::Curve)).collect();
         let panels = groups(points, &by_panel);
         let constant = constant(points, &[except, self.figure].concat());
-        let lines = [machine.to_string(), constant];
+        let lines = [machine.to_string(), constant.clone()];
         let mut frame = Frame::begin(&title, &lines, panels.len(), &legend);
 
         let spreads = || points.iter().map(|point| point.measurement.spread());
@@ -81,16 +81,13 @@ impl Curves {
                 scene.line(&[(left, y), (right, y)], Ink::Grid, 1.0, &[]);
                 scene.text(label(left - 6.0, y + 4.0, text.as_str(), Anchor::End));
             }
-            let mut free = f64::NEG_INFINITY;
-            for place in &places {
-                let x = x_axis.at(*place as f64);
-                scene.line(&[(x, bottom), (x, bottom + 4.0)], Ink::Faint, 1.0, &[]);
-                let text = if self.along == "size" { output::bytes(*place) } else { grouped(*place) };
-                let half = text_width(&text, SMALL, false) / 2.0;
-                if x - half > free {
-                    scene.text(label(x, bottom + LINE, text, Anchor::Middle));
-                    free = x + half + 6.0;
-                }
+            let name = |place: &u64| if self.along == "size" { output::bytes(*place) } else { grouped(*place) };
+            let marks: Vec<(f64, String)> = places.iter().map(|place| (x_axis.at(*place as f64), name(place))).collect();
+            for (x, _) in &marks {
+                scene.line(&[(*x, bottom), (*x, bottom + 4.0)], Ink::Faint, 1.0, &[]);
+            }
+            for (x, text) in spaced(marks) {
+                scene.text(label(x, bottom + LINE, text, Anchor::Middle));
             }
             scene.line(&[(left, top), (left, bottom), (right, bottom)], Ink::Faint, 1.0, &[]);
             scene.text(label((left + right) / 2.0, bottom + 2.0 * LINE + 2.0, self.axis, Anchor::Middle));
@@ -105,7 +102,9 @@ impl Curves {
                     .collect();
                 members.sort_by_key(at);
                 let ink = Ink::Series(number);
-                let place = |point: &Point<'_>| (x_axis.at(at(point) as f64), y_axis.at(point.measurement.spread().median));
+                // Side by side, for where they are equal one would hide the other.
+                let aside = (number as f64 - (series.len() - 1) as f64 / 2.0) * (14.0 / series.len() as f64).min(4.0);
+                let place = |point: &Point<'_>| (x_axis.at(at(point) as f64) + aside, y_axis.at(point.measurement.spread().median));
                 scene.line(&Vec::from_iter(members.iter().map(place)), ink, 2.0, dashes(number));
                 for point in &members {
                     let spread = point.measurement.spread();
@@ -138,17 +137,26 @@ impl Curves {
             row.push(point.measurement.samples.len().to_string());
             row
         };
+        // As the panels and the legend are.
+        let mut sorted = points.to_vec();
+        let place_of = |point: &Point<'_>| {
+            let (panel, name) = (point.parts(&by_panel), point.parts(&by_series));
+            (panels.iter().position(|(other, _)| *other == panel), series.iter().position(|other| *other == name), at(point))
+        };
+        sorted.sort_by_key(place_of);
         Figure {
             name: file_stem(&format!("{} {name}", self.title)),
             title,
+            constant,
             note: format!(
-                "Medians over the rounds; bars reach from the smallest to the largest. Both axes are logarithmic: a level line is a \
-                 cost that does not grow, a line at 45 degrees of equal decades one that grows in proportion. {}",
+                "Medians over the rounds; bars reach from the smallest to the largest. Both axes are logarithmic: what is level does not \
+                 grow, and what rises by a decade in each decade grows in proportion. Subjects are drawn a little aside of their place, \
+                 so that none hides another. {}",
                 if panels.len() > 1 { "All panels have the same axes." } else { "" }
             ),
             scene: frame.end(),
             columns: columns.collect(),
-            rows: points.iter().map(row).collect(),
+            rows: sorted.iter().map(row).collect(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::output;
 use crate::report::{Key, Measurement, Report, Table, Value};
 
-use super::scene::{Anchor, Ink, Scene, Text, dashes, text_width};
+use super::scene::{Anchor, Ink, PartKind, Scene, Text, dashes, text_width};
 
 /// Width of a picture with one panel, and of a panel where there are more.
 const WIDE: f64 = 760.0;
@@ -34,6 +34,8 @@ pub struct Figure {
     pub name: String,
     /// Over it.
     pub title: String,
+    /// What is the same in all of it.
+    pub constant: String,
     /// How to read it.
     pub note: String,
     /// The picture.
@@ -61,6 +63,11 @@ impl Point<'_> {
             "subject" => self.measurement.key.subject.clone(),
             _ => self.measurement.key.place.get(name).map(|value| describe(name, value)).unwrap_or_default(),
         }
+    }
+
+    /// Some of them, as words.
+    pub fn parts(&self, names: &[String]) -> String {
+        Vec::from_iter(names.iter().map(|name| self.part(name)).filter(|part| !part.is_empty())).join(", ")
     }
 
     /// A number of the place.
@@ -135,8 +142,7 @@ pub type Group<'a> = (String, Vec<Point<'a>>);
 pub fn groups<'a>(points: &[Point<'a>], names: &[String]) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for point in points {
-        let parts = names.iter().map(|name| point.part(name)).filter(|part| !part.is_empty());
-        let name = Vec::from_iter(parts).join(", ");
+        let name = point.parts(names);
         match groups.iter_mut().find(|(other, _)| *other == name) {
             Some((_, members)) => members.push(*point),
             None => groups.push((name, vec![*point])),
@@ -186,7 +192,7 @@ pub fn value(value: f64, unit: &str) -> String {
         "ms" => value * 1e-3,
         "s" => value,
         "MB/s" if value >= 999.5 => return format!("{} GB/s", digits(value / 1e3)),
-        "ratio" => return format!("{}×", digits(value)),
+        "ratio" => return times(value),
         _ => return format!("{} {unit}", digits(value)),
     };
     let fits = |(scale, _): &&(f64, &str)| seconds < scale * 999.5;
@@ -205,6 +211,28 @@ pub fn digits(value: f64) -> String {
     let before = value.abs().log10().floor() as i32 + 1;
     let text = format!("{value:.*}", (3 - before).clamp(0, 6) as usize);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_string() } else { text }
+}
+
+/// How many times: in a list, points stand one below the other.
+pub fn times(ratio: f64) -> String {
+    let digits = match ratio {
+        ratio if ratio < 0.0995 => 3,
+        ratio if ratio < 9.995 => 2,
+        ratio if ratio < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{ratio:.digits$}×")
+}
+
+/// Of labels in the middle of these places along a line, in their order: all, or every second, or third …, so that there is space between.
+pub fn spaced(labels: Vec<(f64, String)>) -> Vec<(f64, String)> {
+    let half = |label: &(f64, String)| text_width(&label.1, SMALL, false) / 2.0;
+    let fit = |step: &usize| {
+        let shown: Vec<&(f64, String)> = labels.iter().step_by(*step).collect();
+        shown.windows(2).all(|pair| pair[0].0 + half(pair[0]) + 6.0 <= pair[1].0 - half(pair[1]))
+    };
+    let step = (1..=labels.len()).find(fit).unwrap_or(1);
+    labels.into_iter().step_by(step).collect()
 }
 
 /// Maps values to pixels.
@@ -254,6 +282,16 @@ impl Axis {
         Axis { from, to, ..self }
     }
 
+    /// Where it ends.
+    pub fn ends(&self) -> [f64; 2] {
+        [self.from, self.to]
+    }
+
+    /// Whether a value is between its ends.
+    pub fn holds(&self, value: f64) -> bool {
+        (self.low * (1.0 - 1e-9)..=self.high * (1.0 + 1e-9)).contains(&value)
+    }
+
     /// Where a value is; what lies outside is at the end.
     pub fn at(&self, value: f64) -> f64 {
         let share = if self.logarithmic {
@@ -271,7 +309,7 @@ impl Axis {
             return (0..=(self.high / step).round() as u32).map(|index| f64::from(index) * step).collect();
         }
         let decades = (self.high / self.low).log10();
-        let factors: &[f64] = if decades > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let factors: &[f64] = if decades > 2.2 { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let exponents = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
         let all = exponents.flat_map(|exponent| factors.iter().map(move |factor| factor * 10f64.powi(exponent)));
         all.filter(|tick| (self.low * 0.999..=self.high * 1.001).contains(tick)).collect()
@@ -305,6 +343,7 @@ pub enum Sample {
 pub struct Frame {
     /// What is drawn on.
     pub scene: Scene,
+    title: String,
     columns: usize,
     width: f64,
     placed: usize,
@@ -348,6 +387,7 @@ impl Frame {
                 (x, y) = (MARGIN, y + LINE + 3.0);
             }
             let middle = y - 4.0;
+            scene.begin_part(PartKind::Legend, name, (x, y - LINE), (needed, LINE + 6.0));
             match sample {
                 Sample::Curve => {
                     scene.line(&[(x, middle), (x + 28.0, middle)], Ink::Series(*series), 2.0, dashes(*series));
@@ -360,7 +400,7 @@ impl Frame {
             x += needed + 22.0;
         }
         let top = if legend.is_empty() { y - 8.0 } else { y + 12.0 };
-        Frame { scene, columns, width, placed: 0, top, bottom: top }
+        Frame { scene, title: title.to_string(), columns, width, placed: 0, top, bottom: top }
     }
 
     /// Room for the next panel, whose title is written.
@@ -372,6 +412,8 @@ impl Frame {
         self.placed += 1;
         let width = self.width / self.columns as f64;
         let left = column as f64 * width;
+        let name = if title.is_empty() { &self.title } else { title };
+        self.scene.begin_part(PartKind::Panel, name, (left, self.top), (width, 0.0));
         let mut top = self.top + 8.0;
         if !title.is_empty() {
             for line in wrap(title, width - 2.0 * MARGIN, SMALL + 1.0, true) {
@@ -384,6 +426,7 @@ impl Frame {
 
     /// That the last panel reaches down to here.
     pub fn reached(&mut self, bottom: f64) {
+        self.scene.end_part(bottom + 8.0);
         self.bottom = self.bottom.max(bottom);
     }
 

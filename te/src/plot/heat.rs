@@ -6,8 +6,8 @@ use crate::output;
 use crate::report::Table;
 
 use super::bars::ratio;
-use super::figure::{Figure, Frame, Input, LINE, Point, SMALL, constant, digits, groups, label, points, value, varying};
-use super::scene::{Anchor, Ink, Text, text_width};
+use super::figure::{Figure, Frame, Input, LINE, Point, SMALL, constant, groups, label, points, times, value, varying};
+use super::scene::{Anchor, Ink, STEPS, Text, text_width};
 
 const HEIGHT: f64 = 58.0;
 /// The ratio at which colours end; beyond, they stay.
@@ -39,8 +39,8 @@ impl Cell<'_> {
         let (spread, saved) = (self.speed_up(), self.saved());
         let word = if saved < 0.0 { "lost" } else { "saved" };
         [
-            (format!("{}×", digits(spread.median)), 14.0, true),
-            (format!("{}× to {}×", digits(spread.minimum), digits(spread.maximum)), 11.0, false),
+            (times(spread.median), 13.0, true),
+            (format!("{} to {}", times(spread.minimum), times(spread.maximum)), 11.0, false),
             (format!("{} {word}", value(saved.abs(), &self.pool.measurement.unit)), 11.0, false),
         ]
     }
@@ -66,7 +66,8 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
     if panels.is_empty() {
         return Vec::new();
     }
-    let mut frame = Frame::begin(TITLE, &[machine.to_string(), constant(&puts, &except)], panels.len(), &[]);
+    let constant = constant(&puts, &except);
+    let mut frame = Frame::begin(TITLE, &[machine.to_string(), constant.clone()], panels.len(), &[]);
     let mut rows = Vec::new();
     for (panel, cells) in &panels {
         let area = frame.panel(panel);
@@ -111,12 +112,12 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
             let (colour, ink) = colour(spread.median);
             frame.scene.rectangle((x + 1.0, y + 1.0), (x + width - 1.0, y + HEIGHT - 1.0), colour);
             frame.scene.hint(format!(
-                "{} keys of {}: {}× ({}× to {}×)",
+                "{} keys of {}: {} ({} to {})",
                 cell.keys,
                 output::bytes(cell.size),
-                digits(spread.median),
-                digits(spread.minimum),
-                digits(spread.maximum)
+                times(spread.median),
+                times(spread.minimum),
+                times(spread.maximum)
             ));
             let unit = &cell.pool.measurement.unit;
             let lines: Vec<_> = cell.lines().into_iter().zip(fits).filter_map(|(line, fits)| fits.then_some(line)).collect();
@@ -127,7 +128,7 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
             }
             let mut row: Vec<String> = by_panel.iter().map(|part| cell.pool.part(part)).collect();
             row.extend([output::bytes(cell.size), cell.keys.to_string(), output::bytes(cell.total())]);
-            row.extend([spread.median, spread.minimum, spread.maximum].map(|times| format!("{}×", digits(times))));
+            row.extend([spread.median, spread.minimum, spread.maximum].map(times));
             row.extend([cell.direct, cell.pool].map(|point| value(point.measurement.spread().median, unit)));
             row.push(cell.pool.measurement.samples.len().to_string());
             row.push(cell.reported().unwrap_or_default());
@@ -141,6 +142,7 @@ pub fn draw_pool(inputs: &[Input], machine: &str) -> Vec<Figure> {
     vec![Figure {
         name: "pool".to_string(),
         title: TITLE.to_string(),
+        constant,
         note: "In each field how many times faster a put through the pool is than one that registers its memory (median of the ratios of \
                rounds), the least and the most, and the time that it saves, as far as there is room. Blue is faster, orange slower; grey makes no difference."
             .to_string(),
@@ -160,28 +162,23 @@ fn cells<'a>(members: &[Point<'a>]) -> Vec<Cell<'a>> {
     groups(members, &by).into_iter().filter_map(cell).collect()
 }
 
-/// Between grey at 1 and blue or orange at [`FULL`] or one through it, and an ink that can be read on it.
+/// From grey at 1 to blue or orange at [`FULL`] or one through it, and an ink that can be read on it.
 fn colour(times: f64) -> (Ink, Ink) {
-    const MIDDLE: [f64; 3] = [236.0, 236.0, 236.0];
-    const FASTER: [f64; 3] = [0.0, 90.0, 160.0];
-    const SLOWER: [f64; 3] = [200.0, 80.0, 0.0];
-    let share = (times.ln() / FULL.ln()).clamp(-1.0, 1.0);
-    let end = if share < 0.0 { SLOWER } else { FASTER };
-    let mix: [f64; 3] = std::array::from_fn(|part| MIDDLE[part] + (end[part] - MIDDLE[part]) * share.abs());
-    let light = (0.299 * mix[0] + 0.587 * mix[1] + 0.114 * mix[2]) / 255.0;
-    let [red, green, blue] = mix.map(|part| part.round() as u32);
-    (Ink::Exact(red << 16 | green << 8 | blue), Ink::Exact(if light > 0.53 { 0x1b1f23 } else { 0xffffff }))
+    const MIDDLE: f64 = (STEPS / 2) as f64;
+    let away = (times.ln() / FULL.ln() * MIDDLE).round().clamp(-MIDDLE, MIDDLE);
+    (Ink::Scale((MIDDLE + away) as usize), if away.abs() < 3.0 { Ink::Text } else { Ink::Paper })
 }
 
 /// What the colours mean.
 fn draw_colours(frame: &mut Frame, left: f64, top: f64) {
     const WIDTH: f64 = 34.0;
-    for (step, times) in [0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0].into_iter().enumerate() {
+    for step in 0..STEPS {
+        let ratio = FULL.powf(step as f64 / (STEPS / 2) as f64 - 1.0);
         let x = left + step as f64 * WIDTH;
-        frame.scene.rectangle((x, top), (x + WIDTH, top + 12.0), colour(times).0);
+        frame.scene.rectangle((x, top), (x + WIDTH, top + 12.0), colour(ratio).0);
         if step.is_multiple_of(2) {
-            frame.scene.text(label(x + WIDTH / 2.0, top + 12.0 + LINE - 2.0, format!("{times}×"), Anchor::Middle));
+            frame.scene.text(label(x + WIDTH / 2.0, top + 12.0 + LINE - 2.0, times(ratio), Anchor::Middle));
         }
     }
-    frame.scene.text(label(left + 9.5 * WIDTH, top + 10.0, "times as fast", Anchor::Start));
+    frame.scene.text(label(left + (STEPS as f64 + 0.5) * WIDTH, top + 10.0, "times as fast", Anchor::Start));
 }

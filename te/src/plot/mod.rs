@@ -22,7 +22,7 @@ use crate::report::{Report, Table};
 
 use curves::Curves;
 use figure::{Figure, Input};
-use scene::escape;
+use scene::{FAMILY, PartKind, escape};
 
 /// What to draw.
 #[derive(clap::Args)]
@@ -88,7 +88,7 @@ pub fn draw(files: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, Box<dyn Error
     write(&written[0], page(&inputs, &figures, &missing).as_bytes())?;
     for figure in &figures {
         let path = |extension: &str| out.join(format!("{}.{extension}", figure.name));
-        write(&path("svg"), figure.scene.svg(&figure.title, &figure.note, &figure.name, false).as_bytes())?;
+        write(&path("svg"), figure.scene.svg(&figure.title, &figure.note, &figure.name).as_bytes())?;
         write(&path("png"), &figure.scene.png(false)?)?;
         written.extend([path("svg"), path("png")]);
     }
@@ -128,18 +128,28 @@ fn machines(inputs: &[Input]) -> String {
 
 const STYLE: &str = "\
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:1160px;padding:1.5rem 1rem;background:var(--paper);color:var(--text);
-font:16px/1.5 'Noto Sans','Segoe UI','DejaVu Sans',Helvetica,Arial,sans-serif}
-h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.5rem}
+body{margin:0 auto;max-width:1112px;padding:1.5rem 1rem;background:var(--paper);color:var(--text);font-size:16px;line-height:1.5}
+h1{font-size:1.6rem;line-height:1.25}h2{font-size:1.25rem;line-height:1.3;margin:3rem 0 .5rem}
 a{color:var(--s0)}
-figure{margin:0}figure svg{max-width:100%;height:auto}figcaption{max-width:48rem;color:var(--faint)}
+nav ul{padding-left:1.2rem;columns:25rem;column-gap:2.5rem}
+figure{margin:0}figure svg{max-width:100%;height:auto}figcaption{max-width:48rem;color:var(--faint);font-size:.9rem}
+.constant{margin:0;color:var(--faint);font-size:.85rem}
+.legend{display:flex;flex-wrap:wrap;gap:0 1.4rem}
+.panels{display:flex;flex-wrap:wrap;align-items:flex-start;overflow-x:auto}
 .numbers{overflow-x:auto}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.5rem 0}
 th,td{padding:.2rem .7rem;border-bottom:1px solid var(--grid);text-align:left;vertical-align:top}
-thead th{border-bottom-color:var(--faint)}
+.numbers td{white-space:nowrap}.number{text-align:right}
+thead th{border-bottom-color:var(--faint);vertical-align:bottom}
+.run td{overflow-wrap:anywhere}.run td:first-child{white-space:nowrap;color:var(--faint)}
 summary{cursor:pointer;margin-top:.5rem}
 .warning{border-left:4px solid var(--s1);padding-left:.7rem}
-@media print{body{max-width:none;padding:0;font-size:11pt}nav{display:none}section{break-inside:avoid}}
+@media (max-width:30rem){body{padding:1rem .5rem}th,td{padding:.2rem .4rem}}
+@page{size:landscape;margin:12mm}
+@media print{body{max-width:none;padding:0;font-size:10pt}nav{display:none}.panels,.numbers{overflow:visible}
+section{break-before:page}h2{margin-top:0}figcaption{max-width:none;break-inside:avoid}
+.panels svg{max-width:38%;min-width:0!important;break-inside:avoid}.numbers table{font-size:7pt;line-height:1.2}tr{break-inside:avoid}
+summary{display:none}}
 ";
 
 /// The page: what was measured where, then each chart with its numbers.
@@ -149,7 +159,8 @@ fn page(inputs: &[Input], figures: &[Figure], missing: &[&str]) -> String {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
          content=\"width=device-width,initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
-         <style>\n{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>Measurements of the transfer engine</h1>\n",
+         <style>\n{}body{{font-family:{FAMILY}}}\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
+         <h1>Measurements of the transfer engine</h1>\n",
         escape(&title),
         scene::page_colours()
     );
@@ -165,28 +176,36 @@ fn page(inputs: &[Input], figures: &[Figure], missing: &[&str]) -> String {
         let _ = writeln!(page, "<p>Left out, for there are no measurements: {}.</p>", escape(&missing.join("; ")));
     }
     for figure in figures {
-        let Figure { name, title, note, scene, columns, rows } = figure;
+        let Figure { name, title, constant, note, scene, columns, rows } = figure;
         let _ = writeln!(
             page,
-            "<section id=\"{name}\">\n<h2>{}</h2>\n<figure>\n{}<figcaption>{} As a file: <a href=\"{name}.svg\">SVG</a>, \
-             <a href=\"{name}.png\">PNG</a>.</figcaption>\n</figure>\n<details open><summary>The numbers</summary>\n\
-             <div class=\"numbers\">",
+            "<section id=\"{name}\">\n<h2>{}</h2>\n<figure>\n<p class=\"constant\">{}</p>\n<div class=\"legend\">\n{}</div>\n\
+             <div class=\"panels\">\n{}</div>\n<figcaption>{} As a file: <a href=\"{name}.svg\">SVG</a>, \
+             <a href=\"{name}.png\">PNG</a>.</figcaption>\n</figure>\n<details><summary>The numbers</summary>\n\
+             <div class=\"numbers\" tabindex=\"0\">",
             escape(title),
-            scene.svg(title, note, name, true),
+            escape(constant),
+            scene.parts(PartKind::Legend),
+            scene.parts(PartKind::Panel),
             escape(note)
         );
-        write_table(&mut page, columns, rows);
+        write_table(&mut page, "", columns, rows);
         page.push_str("</div></details>\n</section>\n");
     }
     page + "</main>\n</body>\n</html>\n"
 }
 
-fn write_table(page: &mut String, columns: &[String], rows: &[Vec<String>]) {
+fn write_table(page: &mut String, class: &str, columns: &[String], rows: &[Vec<String>]) {
+    let is_number = |cell: &String| cell.is_empty() || cell.starts_with(|letter: char| letter.is_ascii_digit());
+    let are_numbers: Vec<bool> = (0..columns.len()).map(|column| rows.iter().all(|row| is_number(&row[column]))).collect();
     let row = |cells: &[String], tag: &str| {
-        let cells = cells.iter().fold(String::new(), |row, cell| row + &format!("<{tag}>{}</{}>", escape(cell), &tag[..2]));
+        let cells = cells.iter().zip(&are_numbers).fold(String::new(), |row, (cell, is_number)| {
+            let class = if *is_number { " class=\"number\"" } else { "" };
+            row + &format!("<{tag}{class}>{}</{}>", escape(cell), &tag[..2])
+        });
         format!("<tr>{cells}</tr>\n")
     };
-    let _ = write!(page, "<table>\n<thead>{}</thead>\n<tbody>\n", row(columns, "th scope=\"col\""));
+    let _ = write!(page, "<table class=\"{class}\">\n<thead>{}</thead>\n<tbody>\n", row(columns, "th scope=\"col\""));
     rows.iter().for_each(|cells| page.push_str(&row(cells, "td")));
     page.push_str("</tbody>\n</table>\n");
 }
@@ -214,7 +233,7 @@ fn write_run(page: &mut String, input: &Input) {
     rows.extend(
         report.skipped.iter().map(|skipped| vec!["not measured".to_string(), format!("{}: {}", skipped.what, skipped.why)]),
     );
-    write_table(page, &["".to_string(), "this run".to_string()], &rows);
+    write_table(page, "run", &["".to_string(), "this run".to_string()], &rows);
     let partial = (!report.complete).then_some("The run was interrupted: some rounds or tables are missing.");
     for warning in warnings.lines().chain(partial) {
         let _ = writeln!(page, "<p class=\"warning\">{}</p>", escape(warning));

@@ -13,9 +13,12 @@ use ttf_parser::{Face, GlyphId, OutlineBuilder};
 pub const SERIES: usize = 8;
 /// Pixels of a PNG for one of the picture.
 const SCALE: f32 = 2.0;
-/// Viewers that have not the font take another, which may be wider by as much.
-const OTHER_FONT: f64 = 1.08;
-const FAMILY: &str = "'Noto Sans','Segoe UI','DejaVu Sans',Helvetica,Arial,sans-serif";
+/// Fonts of pictures and pages: that of the program where there is one, else what is about as wide.
+pub const FAMILY: &str = "'Noto Sans','Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif";
+/// The share of its size below which a picture on a page is not made smaller: then its reader scrolls.
+const LEAST_SHARE: f64 = 0.7;
+/// Steps of [`Ink::Scale`].
+pub const STEPS: usize = 9;
 
 /// What something is painted with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,54 +33,56 @@ pub enum Ink {
     Grid,
     /// The series of this number, which may be any.
     Series(usize),
-    /// The same colour in every mode.
-    Exact(u32),
+    /// Colours from one end to the other of something that has a middle, which is pale; below [`STEPS`].
+    Scale(usize),
 }
 
-/// Colours for white paper and for dark screens: those of Okabe and Ito, darker or lighter where they would be hard to see.
-const COLOURS: [(&str, u32, u32); 4 + SERIES] = [
+/// Colours for white paper and for dark screens: those of Okabe and Ito, darker or lighter where they would be hard to see. Paper can be
+/// read on each series, text on the five middle ones of the scale and paper on the others: contrasts are 4.5 at least.
+const COLOURS: [(&str, u32, u32); 4 + SERIES + STEPS] = [
     ("paper", 0xffffff, 0x16191d),
     ("text", 0x1b1f23, 0xe8eaed),
     ("faint", 0x57606a, 0xa9b1ba),
     ("grid", 0xdfe3e8, 0x343a42),
     ("s0", 0x0072b2, 0x4fb0f0),
-    ("s1", 0xd55e00, 0xff8f3f),
-    ("s2", 0x009e73, 0x35cfa0),
-    ("s3", 0xb8558f, 0xe79ccb),
-    ("s4", 0xc98a00, 0xf2c14e),
-    ("s5", 0x3fa0dc, 0xa5dcff),
+    ("s1", 0xc04f00, 0xff8f3f),
+    ("s2", 0x007f5c, 0x35cfa0),
+    ("s3", 0xa94a82, 0xe79ccb),
+    ("s4", 0x946500, 0xf2c14e),
+    ("s5", 0x5b7a00, 0xb5d95a),
     ("s6", 0x6b6b6b, 0xbdbdbd),
     ("s7", 0x6a4fb3, 0xb9a4f5),
+    ("h0", 0x983900, 0xffa05a),
+    ("h1", 0xaa6034, 0xc48150),
+    ("h2", 0xc69b82, 0x775844),
+    ("h3", 0xdac5b8, 0x51443d),
+    ("h4", 0xececec, 0x2b3037),
+    ("h5", 0xb8cad8, 0x37495a),
+    ("h6", 0x82a6c2, 0x42627d),
+    ("h7", 0x3472a3, 0x5a95c3),
+    ("h8", 0x00508f, 0x6cbcfa),
 ];
 
 impl Ink {
-    fn place(self) -> Option<usize> {
+    fn place(self) -> usize {
         match self {
-            Ink::Paper => Some(0),
-            Ink::Text => Some(1),
-            Ink::Faint => Some(2),
-            Ink::Grid => Some(3),
-            Ink::Series(number) => Some(4 + number % SERIES),
-            Ink::Exact(_) => None,
+            Ink::Paper => 0,
+            Ink::Text => 1,
+            Ink::Faint => 2,
+            Ink::Grid => 3,
+            Ink::Series(number) => 4 + number % SERIES,
+            Ink::Scale(step) => 4 + SERIES + step.min(STEPS - 1),
         }
     }
 
-    /// `property:colour`, from the style sheet of the document.
+    /// The class that gives this property its colour, by the style sheet of the document.
     fn style(self, property: &str) -> String {
-        match (self, self.place()) {
-            (Ink::Exact(colour), _) => format!(r##"{property}="#{colour:06x}""##),
-            (_, place) => format!(r#"class="{}-{}""#, &property[..1], COLOURS[place.unwrap_or(0)].0),
-        }
+        format!(r#"class="{}-{}""#, &property[..1], COLOURS[self.place()].0)
     }
 
     fn colour(self, dark: bool) -> u32 {
-        match (self, self.place()) {
-            (Ink::Exact(colour), _) => colour,
-            (_, place) => {
-                let (_, on_white, on_black) = COLOURS[place.unwrap_or(0)];
-                if dark { on_black } else { on_white }
-            }
-        }
+        let (_, on_white, on_black) = COLOURS[self.place()];
+        if dark { on_black } else { on_white }
     }
 }
 
@@ -162,17 +167,53 @@ pub struct Scene {
     height: f64,
     /// With what is said of it where a pointer rests on it.
     shapes: Vec<(Shape, Option<String>)>,
+    parts: Vec<Part>,
+}
+
+/// What a page places by itself, as its width allows.
+#[derive(Debug, Clone)]
+struct Part {
+    kind: PartKind,
+    /// What it shows.
+    name: String,
+    /// Its first shape; its others follow until the next part.
+    first: usize,
+    left: f64,
+    top: f64,
+    width: f64,
+    height: f64,
+}
+
+/// What a part of a picture is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartKind {
+    /// An entry of the legend.
+    Legend,
+    /// A panel.
+    Panel,
 }
 
 impl Scene {
     /// An empty picture.
     pub fn new(width: f64) -> Scene {
-        Scene { width, height: 0.0, shapes: Vec::new() }
+        Scene { width, height: 0.0, shapes: Vec::new(), parts: Vec::new() }
     }
 
     /// The height is known only when everything is drawn.
     pub fn set_height(&mut self, height: f64) {
         self.height = height;
+    }
+
+    /// Begins a part, which ends where the next one begins. Shapes before the first one are in none.
+    pub fn begin_part(&mut self, kind: PartKind, name: &str, (left, top): (f64, f64), (width, height): (f64, f64)) {
+        self.parts.push(Part { kind, name: name.to_string(), first: self.shapes.len(), left, top, width, height });
+    }
+
+    /// That the last part reaches down to here.
+    pub fn end_part(&mut self, bottom: f64) {
+        if let Some(part) = self.parts.last_mut() {
+            part.height = bottom - part.top;
+        }
     }
 
     /// A line through points. Without dashes it is whole.
@@ -233,50 +274,36 @@ impl Scene {
         }
     }
 
-    /// As an SVG element. One `on_page` has the page's colours, else it brings its own and is a document.
-    pub fn svg(&self, title: &str, description: &str, name: &str, on_page: bool) -> String {
+    /// As an SVG document for white paper.
+    pub fn svg(&self, title: &str, description: &str, name: &str) -> String {
         let (width, height) = (number(self.width), number(self.height));
         let mut svg = format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-labelledby="{name}-title {name}-description" font-family="{FAMILY}"><title id="{name}-title">{}</title><desc id="{name}-description">{}</desc>"#,
             escape(title),
             escape(description)
         );
-        if !on_page {
-            let _ = write!(svg, "<style>{}</style>", rules(|_, on_white| format!("#{on_white:06x}")));
-            let _ = write!(svg, r#"<rect width="{width}" height="{height}" {}/>"#, Ink::Paper.style("fill"));
-        }
-        for (shape, hint) in &self.shapes {
-            let hint = hint.as_deref().map(|hint| format!("<title>{}</title>", escape(hint))).unwrap_or_default();
-            svg.push('\n');
-            let _ = match shape {
-                Shape::Line { points, ink, width, dashes } => {
-                    let dashes: Vec<String> = dashes.iter().map(f32::to_string).collect();
-                    let dashes =
-                        if dashes.is_empty() { String::new() } else { format!(r#" stroke-dasharray="{}""#, dashes.join(" ")) };
-                    let style = ink.style("stroke");
-                    let points = path(points);
-                    write!(svg, r#"<path d="{points}" fill="none" {style} stroke-width="{}"{dashes}>{hint}</path>"#, number(*width))
-                }
-                Shape::Area { points, ink } => {
-                    write!(svg, r#"<path d="{}Z" {}>{hint}</path>"#, path(points), ink.style("fill"))
-                }
-                Shape::Text(text) => {
-                    let anchor = match text.anchor {
-                        Anchor::Start => "",
-                        Anchor::Middle => r#" text-anchor="middle""#,
-                        Anchor::End => r#" text-anchor="end""#,
-                    };
-                    let (x, y) = (number(text.x), number(text.y));
-                    let turn = if text.upright { format!(r#" transform="rotate(-90 {x} {y})""#) } else { String::new() };
-                    let weight = if text.bold { r#" font-weight="bold""# } else { "" };
-                    let style = text.ink.style("fill");
-                    let size = number(text.size);
-                    let words = escape(&text.text);
-                    write!(svg, r#"<text x="{x}" y="{y}" font-size="{size}"{anchor}{weight}{turn} {style}>{words}{hint}</text>"#)
-                }
-            };
-        }
+        let _ = write!(svg, "<style>{}</style>", rules(|_, on_white| format!("#{on_white:06x}")));
+        let _ = write!(svg, r#"<rect width="{width}" height="{height}" {}/>"#, Ink::Paper.style("fill"));
+        write_shapes(&mut svg, &self.shapes);
         svg + "\n</svg>\n"
+    }
+
+    /// Its parts of a kind, each as an SVG element that has the page's colours.
+    pub fn parts(&self, kind: PartKind) -> String {
+        let mut all = String::new();
+        for (index, part) in self.parts.iter().enumerate().filter(|(_, part)| part.kind == kind) {
+            let end = self.parts.get(index + 1).map_or(self.shapes.len(), |next| next.first);
+            let [left, top, width, height] = [part.left, part.top, part.width, part.height].map(number);
+            let least = if kind == PartKind::Panel { (part.width * LEAST_SHARE).round() } else { 0.0 };
+            let _ = write!(
+                all,
+                r#"<svg viewBox="{left} {top} {width} {height}" width="{width}" height="{height}" style="min-width:{least}px" role="img" aria-label="{}" font-family="{FAMILY}">"#,
+                escape(&part.name)
+            );
+            write_shapes(&mut all, &self.shapes[part.first..end]);
+            all.push_str("\n</svg>\n");
+        }
+        all
     }
 
     /// Each text with its size and what it covers: left, top, right, bottom.
@@ -284,7 +311,7 @@ impl Scene {
     pub fn text_boxes(&self) -> Vec<(String, f64, [f64; 4])> {
         let of = |(shape, _): &(Shape, Option<String>)| {
             let Shape::Text(text) = shape else { return None };
-            let width = text_width(&text.text, text.size, text.bold) / OTHER_FONT;
+            let width = text_width(&text.text, text.size, text.bold) / other_font(text.bold);
             let before = match text.anchor {
                 Anchor::Start => 0.0,
                 Anchor::Middle => width / 2.0,
@@ -331,6 +358,39 @@ impl Scene {
     }
 }
 
+fn write_shapes(svg: &mut String, shapes: &[(Shape, Option<String>)]) {
+    for (shape, hint) in shapes {
+        let hint = hint.as_deref().map(|hint| format!("<title>{}</title>", escape(hint))).unwrap_or_default();
+        svg.push('\n');
+        let _ = match shape {
+            Shape::Line { points, ink, width, dashes } => {
+                let dashes: Vec<String> = dashes.iter().map(f32::to_string).collect();
+                let dashes = if dashes.is_empty() { String::new() } else { format!(r#" stroke-dasharray="{}""#, dashes.join(" ")) };
+                let style = ink.style("stroke");
+                let points = path(points);
+                write!(svg, r#"<path d="{points}" fill="none" {style} stroke-width="{}"{dashes}>{hint}</path>"#, number(*width))
+            }
+            Shape::Area { points, ink } => {
+                write!(svg, r#"<path d="{}Z" {}>{hint}</path>"#, path(points), ink.style("fill"))
+            }
+            Shape::Text(text) => {
+                let anchor = match text.anchor {
+                    Anchor::Start => "",
+                    Anchor::Middle => r#" text-anchor="middle""#,
+                    Anchor::End => r#" text-anchor="end""#,
+                };
+                let (x, y) = (number(text.x), number(text.y));
+                let turn = if text.upright { format!(r#" transform="rotate(-90 {x} {y})""#) } else { String::new() };
+                let weight = if text.bold { r#" font-weight="bold""# } else { "" };
+                let style = text.ink.style("fill");
+                let size = number(text.size);
+                let words = escape(&text.text);
+                write!(svg, r#"<text x="{x}" y="{y}" font-size="{size}"{anchor}{weight}{turn} {style}>{words}{hint}</text>"#)
+            }
+        };
+    }
+}
+
 /// Dashes of the series of this number, as different as its marker.
 pub fn dashes(series: usize) -> &'static [f32] {
     const DASHES: [&[f32]; SERIES] = [
@@ -350,7 +410,12 @@ pub fn dashes(series: usize) -> &'static [f32] {
 pub fn text_width(text: &str, size: f64, bold: bool) -> f64 {
     let face = face(bold);
     let units: u32 = text.chars().map(|letter| advance(&face, glyph(&face, letter))).sum();
-    f64::from(units) * size / f64::from(face.units_per_em()) * OTHER_FONT
+    f64::from(units) * size / f64::from(face.units_per_em()) * other_font(bold)
+}
+
+/// Viewers that have not the font take another, which may be wider by as much: DejaVu Sans is the widest.
+fn other_font(bold: bool) -> f64 {
+    if bold { 1.22 } else { 1.12 }
 }
 
 fn colour(ink: Ink, dark: bool) -> Color {
@@ -465,4 +530,33 @@ fn number(value: f64) -> String {
 /// A text between tags or in an attribute.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the guidelines on contents of the web define it.
+    fn contrast(one: u32, other: u32) -> f64 {
+        let light = |colour: u32| {
+            let part = |shift: u32| {
+                let part = f64::from(colour >> shift & 0xff) / 255.0;
+                if part <= 0.03928 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+            };
+            0.2126 * part(16) + 0.7152 * part(8) + 0.0722 * part(0)
+        };
+        let (one, other) = (light(one) + 0.05, light(other) + 0.05);
+        one.max(other) / one.min(other)
+    }
+
+    #[test]
+    fn inks_can_be_read_on_white_and_in_the_dark() {
+        let scale = (0..STEPS).map(|step| (Ink::Scale(step), if (2..STEPS - 2).contains(&step) { Ink::Text } else { Ink::Paper }));
+        let series = (0..SERIES).map(|series| (Ink::Series(series), Ink::Paper));
+        for (ink, on) in scale.chain(series).chain([(Ink::Text, Ink::Paper), (Ink::Faint, Ink::Paper)]) {
+            for dark in [false, true] {
+                assert!(contrast(ink.colour(dark), on.colour(dark)) >= 4.5, "{ink:?} on {on:?}, dark: {dark}");
+            }
+        }
+    }
 }

@@ -175,9 +175,9 @@ fn a_page_needs_nothing_from_elsewhere_and_is_dark_where_that_is_wanted() {
     }
     assert!(page.contains("@media screen and (prefers-color-scheme:dark)") && page.contains(".f-s0{fill:var(--s0)}"));
     for figure in &figures {
-        assert!(page.contains(&format!("<title id=\"{0}-title\">", figure.name)), "{}", figure.name);
+        assert!(page.contains(&format!("<section id=\"{}\">", figure.name)), "{}", figure.name);
         assert!(figure.rows.iter().all(|row| row.len() == figure.columns.len()), "{}", figure.name);
-        assert!(!figure.scene.svg("", "", "alone", false).contains("var("), "{}", figure.name);
+        assert!(!figure.scene.svg("", "", "alone").contains("var("), "{}", figure.name);
     }
 }
 
@@ -198,7 +198,7 @@ fn files_stand_side_by_side_in_panels_of_their_own() {
     let (one, two) = (figures(&[input(made_up())]).0, figures(&inputs).0);
     for (one, two) in one.iter().zip(&two) {
         assert_eq!((one.name.as_str(), one.rows.len() * 2), (two.name.as_str(), two.rows.len()));
-        let picture = two.scene.svg("", "", "x", false);
+        let picture = two.scene.svg("", "", "x");
         assert!(picture.contains("a.json") && picture.contains("b.json"), "{}", two.name);
     }
 }
@@ -215,6 +215,71 @@ fn texts_of_a_picture_do_not_overlap_and_are_large_enough() {
             }
         }
     }
+}
+
+#[test]
+fn a_page_has_every_text_of_a_panel_or_legend_once_and_no_title_twice() {
+    let inputs = [input(made_up())];
+    for figure in figures(&inputs).0 {
+        let (file, page) =
+            (figure.scene.svg("", "", "x"), figure.scene.parts(PartKind::Legend) + &figure.scene.parts(PartKind::Panel));
+        // Above the parts are the title, the machine and what is the same in all.
+        let above = 1 + machines(&inputs).lines().count() + usize::from(!figure.constant.is_empty());
+        let count = |svg: &str, what: &str| svg.matches(what).count();
+        assert_eq!(count(&page, "<text "), count(&file, "<text ") - above, "{}", figure.name);
+        assert_eq!(count(&page, "<path "), count(&file, "<path "), "{}", figure.name);
+        assert_eq!(
+            count(&page, "</text>\n</svg>") + count(&page, "/>\n</svg>") + count(&page, "</path>\n</svg>"),
+            count(&page, "</svg>")
+        );
+        assert!(!page.contains(&figure.title) || figure.scene.parts(PartKind::Panel).matches("<svg ").count() == 1);
+    }
+}
+
+#[test]
+fn numbers_of_a_table_stand_at_the_right_and_words_at_the_left() {
+    let mut page = String::new();
+    let row = |cells: [&str; 3]| cells.map(str::to_string).to_vec();
+    write_table(&mut page, "", &row(["subject", "median", "reported"]), &[row(["ours", "1 ns", ""]), row(["4 a", "2 ns", "3×"])]);
+    assert!(page.contains("<td>ours</td><td class=\"number\">1 ns</td><td class=\"number\"></td>"), "{page}");
+    assert!(page.contains("<th scope=\"col\">subject</th><th scope=\"col\" class=\"number\">median</th>"), "{page}");
+}
+
+#[test]
+fn rows_are_in_the_order_of_panels_and_series() {
+    let inputs = [input(made_up())];
+    let figure = &figures(&inputs).0[0];
+    let rows = figure.rows.iter().map(|row| (row[0].as_str(), row[1].as_str(), row[2].as_str()));
+    let expected = [("look-up hit", "ours", "256"), ("look-up hit", "ours", "1,024"), ("look-up hit", "ours", "4,096")];
+    assert_eq!(Vec::from_iter(rows.take(3)), expected);
+}
+
+#[test]
+fn labels_are_left_out_evenly_where_there_is_no_room() {
+    let labels = |distance: f64| (0..9).map(|index| (f64::from(index) * distance, "256 KiB".to_string())).collect();
+    assert_eq!(figure::spaced(labels(100.0)).len(), 9);
+    let places = Vec::from_iter(figure::spaced(labels(40.0)).iter().map(|(place, _)| *place));
+    assert_eq!(places, [0.0, 80.0, 160.0, 240.0, 320.0]);
+}
+
+#[test]
+fn how_many_times_has_as_many_digits_as_its_neighbours() {
+    let shown = [0.0123, 0.0996, 0.994, 1.0, 9.994, 17.36, 250.0].map(figure::times);
+    assert_eq!(shown, ["0.012×", "0.10×", "0.99×", "1.00×", "9.99×", "17.4×", "250×"]);
+}
+
+#[test]
+fn one_wild_round_does_not_make_all_bars_small() {
+    let ends = |wild: f64| {
+        let mut report = made_up();
+        for measurement in report.measurements.iter_mut().filter(|measurement| measurement.key.table == Table::Parallel) {
+            measurement.samples[0] *= wild;
+        }
+        let figures = figures(&[input(report)]).0;
+        let figure = figures.iter().find(|figure| figure.name.starts_with("parallel")).unwrap();
+        Vec::from_iter(figure.scene.text_boxes().into_iter().map(|(text, ..)| text).filter(|text| text.ends_with('×')).take(8))
+    };
+    assert_eq!(ends(1.0), ends(1000.0));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! A table is a list of cells. A round measures each cell once, in an order that is the same in every round, so that a neighbour on the
 //! machine hits all alike and that every cell has about as many samples when the time is over. Cells are set up when they are measured
 //! for the first time. A cell that fails is noted among what was skipped, and left out from then on; the sweep ends with status 1
-//! then, but for what a limit of the process forbids.
+//! then, but for what a limit of the process forbids. Nothing waits for other processes for much longer than the time that is left
+//! ([`Recorder::last_answer`]).
 //!
 //! The files are written every two seconds ([`recorder`]). SIGINT and SIGTERM end the process within the second, in whatever call it is, and
 //! leave them behind; processes that it has started end with it.
@@ -18,7 +19,9 @@ mod transfer;
 
 pub use self::parallel::REPORTED as REPORTED_PARALLEL;
 
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::fmt;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -49,7 +52,7 @@ pub struct Arguments {
     /// Rounds, if there is time for so many.
     #[arg(long, default_value_t = 15, default_value_if("quick", "true", "3"), value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// What to measure.
+    /// What to measure, each once.
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     tables: Vec<Part>,
     /// Numbers of regions that are there beforehand, ascending.
@@ -63,13 +66,20 @@ pub struct Arguments {
     verbs: Option<PathBuf>,
 }
 
+impl Arguments {
+    /// What is measured. Whoever names a part twice does not want twice as many samples.
+    fn parts(&self) -> Vec<Part> {
+        tables::distinct(self.tables.iter().copied())
+    }
+}
+
 /// Of numbers of regions: no more than addresses can be computed of.
 fn count_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1 << 32)
 }
 
 /// A part of the sweep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Part {
     /// Structures that find regions.
     Index,
@@ -83,14 +93,21 @@ enum Part {
     Transfer,
 }
 
+/// As on the command line.
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
 impl Part {
     fn cells(self, arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
         Ok(match self {
-            Part::Index => index::cells(&arguments.regions),
-            Part::Register => register::cells(&arguments.register, &arguments.regions)?,
+            Part::Index => index::cells(&tables::distinct(arguments.regions.iter().copied())),
+            Part::Register => register::cells(&arguments.register, &tables::distinct(arguments.regions.iter().copied()))?,
             Part::Parallel => parallel::cells(arguments.quick),
             Part::Pool => pool::cells(arguments.quick, arguments.verbs.as_deref()),
-            Part::Transfer => transfer::cells(arguments.quick),
+            Part::Transfer => transfer::cells(arguments.quick, &arguments.register.wheel),
         })
     }
 
@@ -116,14 +133,17 @@ trait Cell {
     fn measure(&mut self, recorder: &Recorder) -> Result<(), Box<dyn Error>>;
 }
 
+/// What a round measures, each with the part that it belongs to.
+type Cells = Vec<(Part, Box<dyn Cell>)>;
+
 /// Runs `te bench sweep`.
 pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let cells = cells(arguments)
         .unwrap_or_else(|error| clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{error}\n")).exit());
     let command: Vec<String> = std::env::args().collect();
-    let recorder = Recorder::begin(command.join(" "), &arguments.out)?;
+    let recorder = Recorder::begin(command.join(" "), &arguments.out, Duration::from_secs(arguments.budget))?;
     recorder.save_at_the_end()?;
-    let failed = measure(cells, arguments.rounds, Duration::from_secs(arguments.budget), &recorder);
+    let failed = measure(cells, arguments.rounds, &recorder);
     let (report, written) = recorder.finish();
     // What was measured is shown even where it cannot be written.
     output::print(&text(arguments, &report))?;
@@ -138,34 +158,35 @@ pub fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 }
 
 /// Those of all parts. Nothing is set up or written yet: an error is one of the arguments.
-fn cells(arguments: &Arguments) -> Result<Vec<Box<dyn Cell>>, Box<dyn Error>> {
-    let mut cells = Vec::new();
-    for part in &arguments.tables {
-        cells.extend(part.cells(arguments)?);
+fn cells(arguments: &Arguments) -> Result<Cells, Box<dyn Error>> {
+    let mut cells = Cells::new();
+    for part in arguments.parts() {
+        cells.extend(part.cells(arguments)?.into_iter().map(|cell| (part, cell)));
     }
     Ok(cells)
 }
 
 /// Measures round by round, until there are so many or the time is over. How many cells have failed.
-fn measure(cells: Vec<Box<dyn Cell>>, rounds: u32, budget: Duration, recorder: &Recorder) -> usize {
+fn measure(cells: Cells, rounds: u32, recorder: &Recorder) -> usize {
     let mut failed = 0;
     let mut progress = Progress::new(cells.len() as u64 * u64::from(rounds));
     // What a cell took the last time, once there was one.
-    let mut cells: Vec<(Box<dyn Cell>, Option<Duration>)> = cells.into_iter().map(|cell| (cell, None)).collect();
+    let mut cells: Vec<_> = cells.into_iter().map(|(part, cell)| (part, cell, None::<Duration>)).collect();
     for round in 1..=rounds {
-        let is_over = |least: Duration| recorder.elapsed() + least >= budget;
-        let last: Duration = cells.iter().filter_map(|(_, took)| *took).sum();
+        let is_over = |least: Duration| recorder.remaining() <= least;
+        let last: Duration = cells.iter().filter_map(|(_, _, took)| *took).sum();
+        let mut unbegun: BTreeMap<Part, usize> = BTreeMap::new();
         if cells.is_empty() || is_over(last) {
             break;
         }
         let machine = |quantity| Key::new(Table::Machine, quantity, "machine", &[]);
         recorder.add(machine("fixed work"), "ms", Better::Less, time_fixed_work());
         recorder.add(machine("round trip"), "ns", Better::Less, time_round_trip());
-        cells.retain_mut(|(cell, took)| {
+        cells.retain_mut(|(part, cell, took)| {
             progress.step(round, &cell.name());
             if is_over(took.unwrap_or_default()) {
                 if took.is_none() {
-                    recorder.skip(&cell.name(), &format!("the time of {} s was over", budget.as_secs()));
+                    *unbegun.entry(*part).or_default() += 1;
                 }
                 return took.is_some();
             }
@@ -181,6 +202,9 @@ fn measure(cells: Vec<Box<dyn Cell>>, rounds: u32, budget: Duration, recorder: &
             }
             outcome.is_ok()
         });
+        for (part, count) in unbegun {
+            recorder.skip(&format!("{count} cells of the table {part}"), "the time was over");
+        }
     }
     progress.finish();
     failed
@@ -226,7 +250,7 @@ fn text(arguments: &Arguments, report: &Report) -> String {
     let mut out = report.machine.to_string();
     out.push('\n');
     out += &output::paragraph("Medians (smallest..largest) of the rounds.");
-    for part in &arguments.tables {
+    for part in arguments.parts() {
         out += &part.text(report);
     }
     out += &tables::ending(report);

@@ -17,6 +17,8 @@ use crate::report::{Better, Key, Report, Skipped};
 pub struct Recorder {
     report: Mutex<Report>,
     begin: Instant,
+    /// How long the sweep may take.
+    budget: Duration,
     directory: PathBuf,
     /// Held while the files are written. Whether that was for the last time.
     files: Mutex<bool>,
@@ -26,12 +28,13 @@ pub struct Recorder {
 static RECORDER: OnceLock<Arc<Recorder>> = OnceLock::new();
 
 impl Recorder {
-    /// Begins a report, whose files will be in this directory; makes the directory.
-    pub fn begin(command: String, directory: &Path) -> io::Result<Arc<Recorder>> {
+    /// Begins the report of a sweep that may take so long, whose files will be in this directory; makes the directory.
+    pub fn begin(command: String, directory: &Path, budget: Duration) -> io::Result<Arc<Recorder>> {
         fs::create_dir_all(directory).map_err(|error| cannot_write(directory, &error))?;
         let recorder = Recorder {
             report: Mutex::new(Report::begin(command)),
             begin: Instant::now(),
+            budget,
             directory: directory.to_path_buf(),
             files: Mutex::new(false),
         };
@@ -53,9 +56,14 @@ impl Recorder {
         }
     }
 
-    /// How long the sweep has been running.
-    pub fn elapsed(&self) -> Duration {
-        self.begin.elapsed()
+    /// How long the sweep may still take.
+    pub fn remaining(&self) -> Duration {
+        self.budget.saturating_sub(self.begin.elapsed())
+    }
+
+    /// Until when other processes are waited for: a little past the end, so that what takes all that was left is still a sample.
+    pub fn last_answer(&self) -> Instant {
+        self.begin + self.budget + Duration::from_secs(2)
     }
 
     /// Where the report is.
@@ -169,7 +177,7 @@ mod tests {
     #[test]
     fn files_hold_what_was_recorded_until_the_last_time() {
         let directory = std::env::temp_dir().join(format!("te-recorder-{}", std::process::id()));
-        let recorder = Recorder::begin("te bench sweep".to_string(), &directory).unwrap();
+        let recorder = Recorder::begin("te bench sweep".to_string(), &directory, Duration::ZERO).unwrap();
         assert_eq!(Report::read(&recorder.path()).unwrap().measurements, []);
         recorder.add(key("churn"), "ns", Better::Less, 1.5);
         recorder.skip("wheel", "none");
@@ -190,7 +198,7 @@ mod tests {
     #[test]
     fn what_was_measured_is_there_even_if_it_cannot_be_written() {
         let directory = std::env::temp_dir().join(format!("te-recorder-gone-{}", std::process::id()));
-        let recorder = Recorder::begin("te bench sweep".to_string(), &directory).unwrap();
+        let recorder = Recorder::begin("te bench sweep".to_string(), &directory, Duration::ZERO).unwrap();
         recorder.add(key("churn"), "ns", Better::Less, 1.5);
         fs::remove_dir_all(&directory).unwrap();
         let (report, written) = recorder.finish();

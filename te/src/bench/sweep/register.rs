@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Whether a metadata server is told of each change before the call returns.
     #[arg(long, value_delimiter = ',', default_value = "false,true", action = clap::ArgAction::Set)]
     update_metadata: Vec<bool>,
-    /// A Python that has the package mooncake-transfer-engine, to be measured beside this library over TCP.
+    /// A Python that has the package mooncake-transfer-engine, to be measured beside this library over TCP, also by transfers.
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub wheel: PathBuf,
 }
@@ -69,16 +69,19 @@ pub fn cells(arguments: &Arguments, regions: &[usize]) -> Result<Vec<Box<dyn Cel
         _ => return Err("--stride names not as many as --size".into()),
     };
     let mut cells: Vec<Box<dyn Cell>> = Vec::new();
-    for (size, stride) in arguments.size.iter().copied().zip(strides) {
+    for (size, stride) in tables::distinct(arguments.size.iter().copied().zip(strides)) {
         if stride < size {
             return Err(format!("regions of {size} bytes overlap at a stride of {stride}").into());
         }
-        for update_metadata in arguments.update_metadata.iter().copied() {
+        for update_metadata in tables::distinct(arguments.update_metadata.iter().copied()) {
             // Without a transport there is nothing to be told.
-            for device in arguments.device.iter().filter(|device| !update_metadata || *device != "none") {
+            for device in tables::distinct(arguments.device.iter().filter(|device| !update_metadata || *device != "none")) {
                 for regions in regions.iter().copied().filter(|regions| !update_metadata || *regions <= PUBLISHED_REGIONS) {
                     let place = Place { device: device.clone(), update_metadata, regions, size, stride };
-                    let measured = if update_metadata { vec![PUBLISHED_CALLS] } else { arguments.measured.clone() };
+                    let measured = match update_metadata {
+                        true => vec![PUBLISHED_CALLS],
+                        false => tables::distinct(arguments.measured.iter().copied()),
+                    };
                     let wheel = (device == "tcp" && regions <= WHEEL_REGIONS).then(|| arguments.wheel.clone());
                     cells.push(Box::new(Calls { place, measured, wheel, round: 0, ready: None }));
                 }
@@ -158,7 +161,7 @@ impl Ready {
         let start = |python: &PathBuf| {
             let name = format!("te-sweep-wheel-{}", std::process::id());
             let (uri, name) = uri.as_deref().map_or(("P2PHANDSHAKE", "127.0.0.1"), |uri| (uri, &name));
-            let mut peer = Peer::start(python, uri, name, count, [place.size, place.stride])?;
+            let mut peer = Peer::start(python, uri, name, count, [place.size, place.stride], Some(recorder.last_answer()))?;
             peer.grow(place.regions)?;
             Ok::<Peer, Box<dyn Error>>(peer)
         };
