@@ -627,18 +627,19 @@ impl<'a> Run<'a> {
 
     /// Begins to move what is in place.
     fn launch(&self, work: Vec<Work>, mut hold: Hold<'a>) -> Flight<'a> {
-        let under_way = self.submit(&work);
+        let under_way = self.submit(&work, 0);
         if let Hold::Lease(held) = &mut hold {
             held.batch = Some(under_way.batch.clone());
         }
         Flight { work, under_way, hold }
     }
 
-    fn submit(&self, work: &[Work]) -> Launched {
+    /// `attempt`: how often it has been tried before.
+    fn submit(&self, work: &[Work], attempt: u32) -> Launched {
         let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
         let request = |Work { item, offset, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
-            Request { opcode, local: *local, segment, remote_address: remote_address + offset, hints: Hints::default() }
+            Request { opcode, local: *local, segment, remote_address: remote_address + offset, hints }
         };
         let requests: Vec<Request> = work.iter().map(request).collect();
         let host: Weak<dyn BatchHost> = self.engine.this.clone();
@@ -684,7 +685,7 @@ impl<'a> Run<'a> {
             let again: Vec<Work> = unsuccessful.into_iter().map(|(work, _)| work).collect();
             self.is_disturbed = true;
             self.pool.usage().retried.add(again.len() as u64);
-            *under_way = self.submit(&again);
+            *under_way = self.submit(&again, attempt + 1);
             if let Hold::Lease(held) = hold {
                 held.batch = Some(under_way.batch.clone());
             }
