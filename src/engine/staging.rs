@@ -252,7 +252,7 @@ impl<'a> Registered<'a> {
         let gaps = self.find_gaps(ranges)?;
         match self.register(&gaps) {
             // Somebody was faster.
-            Err(error) if error.code() == Code::AddressOverlapped && self.can_become_free(&gaps) => None,
+            Err(error) if error.code() == Code::BatchBusy => None,
             outcome => Some(outcome),
         }
     }
@@ -291,11 +291,6 @@ impl<'a> Registered<'a> {
             self.regions.insert(region.sequence(), region.clone());
         }
         is_retained
-    }
-
-    /// Also if what was in the way has gone in this moment.
-    fn can_become_free(&self, gaps: &[MemoryRange]) -> bool {
-        self.engine.registry.read(|view| !gaps.iter().any(|gap| view.within(*gap).iter().any(|region| region.is_stuck())))
     }
 
     fn register(&mut self, gaps: &[MemoryRange]) -> Result<()> {

@@ -51,11 +51,6 @@ impl State {
     pub(super) fn is_passing(self) -> bool {
         matches!(self, State::Reserved | State::Live | State::Draining)
     }
-
-    /// Its range is neither registered nor becomes free without something being done about it.
-    fn is_stuck(self) -> bool {
-        matches!(self, State::DrainGivenUp | State::Quarantined)
-    }
 }
 
 /// What is kept beside a region.
@@ -127,11 +122,6 @@ impl Region {
     /// Whether a put or get may wait for it to become live or go.
     pub fn is_passing(&self) -> bool {
         self.state().is_passing()
-    }
-
-    /// Whether its range stays blocked until something is done about it. Not so what has just gone, which who looked earlier may still hold.
-    pub fn is_stuck(&self) -> bool {
-        self.state().is_stuck()
     }
 
     /// Whether it is registered now: committed, and its removal has not begun.
@@ -260,14 +250,6 @@ mod tests {
         for state in [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone] {
             assert_eq!(State::from_number(state as u8), state);
         }
-    }
-
-    #[test]
-    fn a_range_is_registered_or_becomes_free_by_itself_unless_its_region_is_stuck() {
-        let stuck = |state: &State| state.is_stuck();
-        let states = [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone];
-        assert_eq!(states.into_iter().filter(stuck).collect::<Vec<_>>(), [State::DrainGivenUp, State::Quarantined]);
-        assert!(states.iter().all(|state| !(state.is_stuck() && state.is_passing())));
     }
 
     #[test]
