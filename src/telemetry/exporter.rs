@@ -36,7 +36,7 @@ use crate::error::{Code, Error, Result};
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::sys::event::EventFd;
 use crate::sys::peer::{self, Peer};
-use crate::sys::{fork, thread};
+use crate::sys::{fork, limits, thread};
 
 /// How names that are drawn begin: `te info --watch` finds them by it.
 pub const PREFIX: &str = "transfer-engine-";
@@ -158,12 +158,19 @@ impl Drop for Exporter {
     }
 }
 
+/// Why the system did not do it. `advice` is for all that is no limit.
+fn refused(what: String, error: io::Error, advice: &str) -> Error {
+    if limits::is_out_of_descriptors(&error) {
+        return Error::new(Code::Limit, format!("{what}: {error}; raise the limit of open files (ulimit -n)"));
+    }
+    Error::new(Code::Socket, format!("{what}: {error}{advice}"))
+}
+
 /// Makes the directory if it is not there, makes sure that nobody else can put anything into it, and removes sockets of processes that have
 /// ended without doing so.
 fn prepare(directory: &Path) -> Result<()> {
-    let cannot = |error: io::Error| {
-        Error::new(Code::Socket, format!("cannot use {} for metrics: {error}; name a directory of your own", directory.display()))
-    };
+    let cannot =
+        |error| refused(format!("cannot use {} for metrics", directory.display()), error, "; name a directory of your own");
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(cannot(error)),
         _ => {}
@@ -193,8 +200,7 @@ fn prepare(directory: &Path) -> Result<()> {
 
 /// Nothing where there is something already that is not to be replaced.
 fn listen(path: &Path) -> Result<Option<UnixListener>> {
-    let cannot =
-        |error: io::Error| Error::new(Code::Socket, format!("cannot open a socket for metrics at {}: {error}", path.display()));
+    let cannot = |error| refused(format!("cannot open a socket for metrics at {}", path.display()), error, "");
     let address = SockAddr::unix(path).map_err(|error| {
         Error::new(Code::InvalidArgument, format!("{} cannot be the path of a socket: {error}", path.display()))
     })?;
