@@ -279,7 +279,8 @@ impl Worker {
             let Ok(ready) = self.epoll.wait(&mut events, None) else { break };
             for event in ready {
                 match event.token {
-                    TOKEN_STOP => {
+                    // Before each: what others ask for may take long, and whoever ends this waits for none of them.
+                    _ if self.stop.clear() => {
                         // Nobody is to wait at a socket that a forked child has open, too.
                         let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
                         self.connections.drain(..).for_each(|connection| connection.end(&self.epoll));
@@ -395,6 +396,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::symlink;
     use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
     use std::time::Duration;
 
     use super::*;
@@ -541,6 +543,32 @@ mod tests {
         assert_eq!(first.read(&mut [0]).unwrap(), 0, "the first has made room");
         assert!(ask(exporter.path(), "").eq(&text));
         drop(exporter);
+    }
+
+    #[test]
+    fn readers_are_not_served_before_it_ends() {
+        let directory = Directory::new();
+        let (begins, begun) = mpsc::channel();
+        let (may_end, ends) = mpsc::channel();
+        let ends = Mutex::new(ends);
+        let render = move || {
+            begins.send(()).unwrap();
+            ends.lock().recv().ok().map(|()| String::new())
+        };
+        let exporter = Exporter::start(Place::Path(&directory.socket()), render).unwrap();
+        let mut readers: Vec<UnixStream> = (1..PLACES).map(|_| connect(exporter.path())).collect();
+        // Answered later than the others were accepted.
+        may_end.send(()).unwrap();
+        ask(exporter.path(), "");
+        begun.recv().unwrap();
+        readers[0].write_all(b"\n\n").unwrap();
+        begun.recv().unwrap();
+        // Meanwhile the others ask, too, and then it is to end.
+        readers.iter_mut().for_each(|reader| reader.write_all(b"\n\n").unwrap());
+        exporter.stop.signal();
+        drop(may_end);
+        drop(exporter);
+        assert_eq!(begun.iter().count(), 0);
     }
 
     #[test]
