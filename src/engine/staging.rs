@@ -185,13 +185,8 @@ struct Held<'a> {
 impl Held<'_> {
     /// Its bytes, divided into parts of these lengths.
     fn parts(&self, lengths: &[u64]) -> Result<Vec<MemoryRange>> {
-        let mut offset = 0;
-        let part = |length: &u64| {
-            let part = self.lease.and_then(|lease| lease.memory.part(offset, *length));
-            offset += length;
-            part.ok_or_else(|| Error::new(Code::Internal, format!("{length} bytes do not fit behind byte {offset} of a lease")))
-        };
-        lengths.iter().map(part).collect()
+        let parts = self.lease.and_then(|lease| lease.memory.parts(lengths.iter().copied()).collect());
+        parts.ok_or_else(|| Error::new(Code::Internal, format!("a lease has no room for parts of {lengths:?} bytes")))
     }
 }
 
@@ -632,6 +627,7 @@ impl<'a> Run<'a> {
     /// `attempt`: how often it has been tried before.
     fn submit(&self, work: &[Work], attempt: u32) -> Launched {
         let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
+        let hints = Hints::new(attempt, 0);
         let request = |Work { item, offset, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
             Request { opcode, local: *local, segment, remote_address: remote_address + offset, hints }
