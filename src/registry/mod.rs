@@ -40,7 +40,7 @@ use index::{Entry, Index, LEAF_CAPACITY, Pinned, Writer};
 use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
-#[cfg(test)]
+#[cfg(all(test, feature = "rdma"))]
 pub(crate) use region::dawdle::pause_before_looking;
 pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
 pub use shared::SharedGuards;

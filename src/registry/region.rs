@@ -174,7 +174,7 @@ impl Region {
     }
 
     pub(super) fn state(&self) -> State {
-        #[cfg(test)]
+        #[cfg(all(test, feature = "rdma"))]
         dawdle::dawdle();
         State::from_number(self.state.load(Ordering::Acquire))
     }
@@ -221,7 +221,7 @@ impl Region {
 }
 
 /// Threads that look at states slowly, so that what comes between two looks does come.
-#[cfg(test)]
+#[cfg(all(test, feature = "rdma"))]
 pub(crate) mod dawdle {
     use std::cell::Cell;
     use std::time::Duration;
