@@ -563,10 +563,13 @@ te_status te_register_local_memory_batch(te_engine *engine,
 /// may be NULL if `count` is 0. Errors as for te_unregister_local_memory.
 te_status te_unregister_local_memory_batch(te_engine *engine, void *const *addrs, size_t count);
 
-/// Finds the registered range of this engine that holds the byte at `addr`, and describes it in `region`.
+/// Finds the registered range of this engine that holds the byte at `addr`, also one that is being registered or
+/// unregistered, and describes it in `region`.
 ///
 /// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
-te_status te_find_local_memory(te_engine *engine, const void *addr, te_memory_region *region);
+te_status te_find_local_memory(te_engine *engine,
+                               const void *addr,
+                               te_memory_region *region);
 
 /// Finds a registered range of this engine that has a byte in common with the `length` bytes at `addr`, also
 /// one that is being registered or unregistered, and describes it in `region`.
@@ -1274,7 +1277,7 @@ void te_free_notifications(te_notification *list, size_t count);
 typedef struct te_statistics {
     /// sizeof(te_statistics).
     size_t struct_size;
-    /// Ranges of memory that are registered now.
+    /// Ranges of memory that are registered now, being registered or unregistered, or blocked because a device keeps them.
     uint64_t regions_live;
     /// Ranges that were registered.
     uint64_t regions_registered;

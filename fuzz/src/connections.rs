@@ -1,8 +1,10 @@
 //! Requests of strangers for RDMA connections, to an engine whose NICs are those of a verbs library without a kernel: each is answered with
 //! queue pairs or with a reason, in bounded length, and the engine ends in bounded time whatever it was asked.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+#[path = "../../tests/fake_verbs/compile.rs"]
+mod compile;
+
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -23,7 +25,7 @@ const MOST_REQUESTS: usize = 32;
 pub fn run(data: &[u8]) {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     let mut config = Config::default();
-    config.rdma.library = LIBRARY.get_or_init(compile).clone();
+    config.rdma.library = LIBRARY.get_or_init(make_library).clone();
     // So that a few strangers take them all.
     config.rdma.max_endpoints = 4;
     // What one input has connected is not for the next.
@@ -31,7 +33,7 @@ pub fn run(data: &[u8]) {
     let engine = Engine::create(&options, config).expect("an engine can be made");
     engine.install_transport("rdma", Some(r#"{"cpu:0":[["fake0"],["fake1"]]}"#)).expect("RDMA can be installed");
     // It is loaded, and stays so.
-    let _ = std::fs::remove_file(&engine.config().rdma.library);
+    let _ = engine.config().rdma.library.parent().map(std::fs::remove_dir_all);
     let address = engine.address();
     let port = HostPort::parse(&address, 0).port;
     let own_path = format!("{address}@fake0");
@@ -72,20 +74,9 @@ fn check(request: &Value, own_path: &str, reply: &[u8]) {
     }
 }
 
-/// Compiles the verbs library of `tests/fake_verbs`.
-fn compile() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let source = [root.join("tests/fake_verbs"), root.join("../tests/fake_verbs")].into_iter().find(|path| path.is_dir());
-    let source = source.expect("the sources are there");
-    let library = std::env::temp_dir().join(format!("te-fuzz-libibverbs-{}.so.1", std::process::id()));
-    let script = format!("-Wl,--version-script={}", source.join("fake_verbs.map").display());
-    let compiler = std::env::var_os("CC").unwrap_or("cc".into());
-    let status = Command::new(compiler)
-        .args(["-std=gnu11", "-shared", "-fPIC", "-O2", "-pthread", "-o"])
-        .arg(&library)
-        .arg(source.join("fake_verbs.c"))
-        .arg(script)
-        .status();
-    assert!(status.is_ok_and(|status| status.success()), "the verbs library does not compile");
-    library
+/// Compiles the verbs library, in a directory of its own.
+fn make_library() -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("te-fuzz-verbs-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("there is room for the verbs library");
+    compile::compile(&directory)
 }

@@ -199,6 +199,22 @@ impl Caller<'_> {
         self.keep(name)
     }
 
+    /// NULL, a path at which there can be no socket, or one of a few of this process.
+    fn socket(&mut self) -> *const c_char {
+        let place = std::env::temp_dir().join(format!("te-fuzz-{}-", std::process::id()));
+        let place = place.into_os_string().into_encoded_bytes();
+        let path = match self.input.byte() % 8 {
+            0 => return std::ptr::null(),
+            1 => Vec::new(),
+            2 => b"/nowhere/socket".to_vec(),
+            3 => [&place[..], b"\xff"].concat(),
+            4 => [place, vec![b'x'; 200]].concat(),
+            5 => std::env::temp_dir().into_os_string().into_encoded_bytes(),
+            _ => [&place[..], &[b'0' + self.input.byte() % 4]].concat(),
+        };
+        self.keep(path)
+    }
+
     /// Bytes of a struct or an array. It may claim to be larger, where the library refuses the size.
     fn bytes_of(&mut self, size: usize, content: &[u8]) -> *mut u8 {
         let mut bytes = vec![0; size.clamp(8, 1 << 16)];
@@ -456,14 +472,29 @@ impl Caller<'_> {
                 29 => te_batch_cancel(engine, self.batch()),
                 30 => te_batch_event_fd(engine, self.batch(), self.place()),
                 31 => te_batch_free(engine, self.batch()),
-                32 => match self.input.byte() % 4 {
+                32 => match self.input.byte() % 8 {
                     0 => te_notify(engine, self.segment(), self.text(), self.text()),
                     1 => te_set_log_callback(Some(hear_nothing), std::ptr::null_mut(), self.number() as i32),
                     2 => te_get_statistics(engine, self.options(&[0; 22]).cast()),
-                    _ => {
+                    3 => {
                         assert!(!te_version().is_null());
                         CStr::from_ptr(te_status_name(self.number() as te_status)).to_str().expect("a name is ASCII");
                         TE_OK
+                    }
+                    4 | 5 => {
+                        let text = self.place::<*mut c_char>();
+                        let status = te_metrics(engine, text);
+                        if status == TE_OK {
+                            let metrics = CStr::from_ptr(text.read()).to_str().expect("it is UTF-8");
+                            assert!(metrics.starts_with("# HELP ") && metrics.ends_with('\n'), "{metrics}");
+                            te_free_text(text.read());
+                        }
+                        status
+                    }
+                    _ => {
+                        // The others live as long as the process, and so would their sockets' files.
+                        let engine = if self.world.engines.contains(&(engine as u64)) { self.engine } else { engine as u64 };
+                        te_serve_metrics(engine as *mut te_engine, self.socket())
                     }
                 },
                 _ => {

@@ -560,10 +560,7 @@ pub unsafe extern "C" fn getNicLoadStats(engine: transfer_engine_t, stats: *mut 
         // SAFETY: as above.
         unsafe { count.write_unaligned(loads.len()) };
         for (index, load) in loads.iter().take(room).enumerate() {
-            let mut device_name = [0; 64];
-            for (place, byte) in device_name[..63].iter_mut().zip(load.device.bytes()) {
-                *place = byte as c_char;
-            }
+            let device_name = text::array(&load.device);
             let (inflight_bytes, ewma_bandwidth_bps) = (load.bytes_in_flight, load.bytes_per_second);
             // SAFETY: the caller has room for so many.
             unsafe { stats.add(index).write_unaligned(nic_load_stat { device_name, inflight_bytes, ewma_bandwidth_bps }) };

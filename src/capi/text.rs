@@ -60,6 +60,12 @@ pub unsafe fn read_notification(name: *const c_char, message: *const c_char) -> 
     Ok(Notification { name: name.to_string_lossy().into(), message: message.to_string_lossy().into() })
 }
 
+/// How many of `room` bytes a text takes, no character of which is cut in two.
+fn length_within(text: &str, room: usize) -> usize {
+    let fits = |length: &usize| text.is_char_boundary(*length);
+    (0..=text.len().min(room)).rev().find(fits).unwrap_or(0)
+}
+
 /// Writes a text into a buffer of `size` bytes, cut where it does not fit, always with a NUL at its end.
 ///
 /// # Safety
@@ -68,7 +74,7 @@ pub unsafe fn write_cut(buffer: *mut c_char, size: usize, text: &str) -> Result<
     if buffer.is_null() || size == 0 {
         return Err(guard::invalid(format!("the buffer for a text is {buffer:p} with {size} bytes; it must have at least one")));
     }
-    let length = text.len().min(size - 1);
+    let length = length_within(text, size - 1);
     // SAFETY: the buffer has room for as many bytes and the NUL.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, length);
@@ -138,7 +144,7 @@ pub fn to_c(text: &str) -> CString {
 /// inside becomes a space.
 pub fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
-    for (to, from) in array[..N - 1].iter_mut().zip(text.bytes()) {
+    for (to, from) in array[..length_within(text, N - 1)].iter_mut().zip(text.bytes()) {
         *to = if from == 0 { b' ' } else { from } as c_char;
     }
     array
@@ -206,6 +212,19 @@ mod tests {
             assert!(write_whole(std::ptr::null_mut(), 7, "abcdef").is_err());
         }
         assert_eq!(read_buffer(&buffer), "abcdef");
+    }
+
+    #[test]
+    fn no_character_is_cut_in_two() {
+        let mut buffer = [1; 8];
+        for (size, written) in [(2, ""), (3, "\u{fc}"), (4, "\u{fc}"), (5, "\u{fc}"), (6, "\u{fc}\u{20ac}")] {
+            buffer.fill(1);
+            // SAFETY: the sizes are not above that of the buffer.
+            unsafe { write_cut(buffer.as_mut_ptr(), size, "\u{fc}\u{20ac}") }.unwrap();
+            assert_eq!(read_buffer(&buffer), written);
+        }
+        assert_eq!(read_buffer(&array::<3>("a\u{fc}")), "a");
+        assert_eq!(read_buffer(&array::<4>("a\u{fc}")), "a\u{fc}");
     }
 
     #[test]

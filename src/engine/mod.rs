@@ -794,7 +794,7 @@ impl Engine {
 
     /// Frees a batch. BatchBusy while a task is not terminal; InvalidHandle if there is no such batch.
     pub fn free_batch(&self, id: u64) -> Result<()> {
-        if !self.batch(id)?.is_finished() {
+        if !self.batch(id)?.close() {
             let text = format!("batch {id:#x} has unfinished tasks; wait for them or cancel them first");
             return Err(Error::quiet(Code::BatchBusy, text));
         }

@@ -395,7 +395,17 @@ impl<'a> Run<'a> {
         let end = self.options.deadline.map(|deadline| deadline.max(Instant::now() + DRAIN_LIMIT));
         let mut pause = SHORT_PAUSE;
         while let Some(region) = self.shared.last() {
-            if !region.is_passing() {
+            // What is neither gone nor stuck is waited for, in this order: it may become stuck between the two looks.
+            let is_gone = region.is_gone();
+            if is_gone || region.is_stuck() {
+                if !is_gone {
+                    let (address, length) = (region.range().address(), region.range().length());
+                    let text = format!(
+                        "[{address:#x}, +{length}) stays blocked: another put or get of this memory could not unregister it, for the reason \
+                         that it has returned"
+                    );
+                    self.undone = std::mem::replace(&mut self.undone, Ok(())).and(Err(Error::quiet(Code::Context, text)));
+                }
                 self.shared.pop();
                 continue;
             }
@@ -630,7 +640,9 @@ impl<'a> Run<'a> {
         let hints = Hints::new(attempt, 0);
         let request = |Work { item, offset, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
-            Request { opcode, local: *local, segment, remote_address: remote_address + offset, hints }
+            // A part that would begin past the end of the address space is refused, as is the one that reaches it.
+            let remote_address = remote_address.saturating_add(*offset);
+            Request { opcode, local: *local, segment, remote_address, hints }
         };
         let requests: Vec<Request> = work.iter().map(request).collect();
         let host: Weak<dyn BatchHost> = self.engine.this.clone();
@@ -704,7 +716,7 @@ impl<'a> Run<'a> {
     fn give_back(&mut self, registered: &mut Registered<'a>) {
         let undone = registered.unregister();
         self.undone = std::mem::replace(&mut self.undone, Ok(())).and(undone);
-        self.shared.extend(registered.own.drain(..).filter(|region| region.is_passing()));
+        self.shared.extend(registered.own.drain(..).filter(|region| !region.is_gone()));
     }
 
     /// Lands a flight, copies out what it has got, and ends its lease.

@@ -106,6 +106,19 @@ fn a_transport_of_the_programs_own_takes_the_place_of_the_engines() {
 }
 
 #[test]
+fn a_batch_that_was_freed_takes_no_more_requests() {
+    let (target, initiator) = (engine(&Config::default()), engine(&Config::default()));
+    let segment = initiator.open_segment(&target.name()).unwrap();
+    let memory = Memory::new(8);
+    // As two threads have it, of which one was about to submit.
+    let batch = initiator.batch(initiator.allocate_batch(1).unwrap().id()).unwrap();
+    initiator.free_batch(batch.id()).unwrap();
+    let error = initiator.submit(&batch, &[write(memory.range(0, 8), segment, 1)], None, SubmitOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidHandle);
+    assert!(batch.is_empty());
+}
+
+#[test]
 fn bytes_arrive_in_both_directions_at_all_sizes() {
     for config in [Config::default(), Config { tcp_force_v1: true, ..Config::default() }] {
         let (target, initiator) = (engine(&config), engine(&config));

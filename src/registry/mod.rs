@@ -40,8 +40,8 @@ use index::{Entry, Index, LEAF_CAPACITY, Pinned, Writer};
 use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
-#[cfg(all(test, feature = "rdma"))]
-pub(crate) use region::dawdle::pause_before_looking;
+#[cfg(all(test, not(loom)))]
+pub(crate) use region::slowness::{pause_after_changing, pause_before_looking};
 pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
 pub use shared::SharedGuards;
 
@@ -433,8 +433,9 @@ impl Registry {
         let mut changes = self.changes.lock();
         for region in regions {
             debug_assert_eq!(region.state(), State::Reserved);
-            region.set_state(State::Live);
+            // First, so that whoever sees a live region can guard it.
             region.in_flight.open();
+            region.set_state(State::Live);
             changes.published.add(region);
         }
     }

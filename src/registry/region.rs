@@ -10,9 +10,10 @@
 //!    +--------------- abandon ------------------------------------+
 //! ```
 //!
-//! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open exactly then, so one `fetch_add` both
-//! tests the state and keeps it. The state and the reference count change only under the registry's lock; readers may look at any
-//! time. 88 bytes with the two counts of its `Arc`; what devices know of a region, and what publishing it took, is beside it where there is any.
+//! Every state but Gone blocks the range. Only Live is open for guards: [`InFlight`] is open as long as the state is Live and for a moment
+//! before, so one `fetch_add` both tests the state and keeps it, and whoever has seen a live region is refused only if it is being removed.
+//! The state and the reference count change only under the registry's lock; readers may look at any time. 88 bytes with the two counts of its
+//! `Arc`; what devices know of a region, and what publishing it took, is beside it where there is any.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -50,6 +51,11 @@ impl State {
     /// It becomes live or goes without anything being done about it, where a put or get has it.
     pub(super) fn is_passing(self) -> bool {
         matches!(self, State::Reserved | State::Live | State::Draining)
+    }
+
+    /// Its range is neither registered nor becomes free without something being done about it.
+    fn is_stuck(self) -> bool {
+        matches!(self, State::DrainGivenUp | State::Quarantined)
     }
 }
 
@@ -124,6 +130,16 @@ impl Region {
         self.state().is_passing()
     }
 
+    /// Whether its range stays blocked until something is done about it. Not so what has just gone, which who looked earlier may still hold.
+    pub fn is_stuck(&self) -> bool {
+        self.state().is_stuck()
+    }
+
+    /// Whether its range is free again, for good.
+    pub fn is_gone(&self) -> bool {
+        self.state() == State::Gone
+    }
+
     /// Whether it is registered now: committed, and its removal has not begun.
     pub fn is_live(&self) -> bool {
         self.state() == State::Live
@@ -174,14 +190,16 @@ impl Region {
     }
 
     pub(super) fn state(&self) -> State {
-        #[cfg(all(test, feature = "rdma"))]
-        dawdle::dawdle();
+        #[cfg(all(test, not(loom)))]
+        slowness::dawdle();
         State::from_number(self.state.load(Ordering::Acquire))
     }
 
     /// Under the registry's lock.
     pub(super) fn set_state(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
+        #[cfg(all(test, not(loom)))]
+        slowness::rest();
     }
 
     /// Whether registering `range` with `options` again may count a reference on this one.
@@ -220,21 +238,36 @@ impl Region {
     }
 }
 
-/// Threads that look at states slowly, so that what comes between two looks does come.
-#[cfg(all(test, feature = "rdma"))]
-pub(crate) mod dawdle {
+/// Threads that look at states or change them slowly, so that what comes between two steps does come.
+#[cfg(all(test, not(loom)))]
+pub(crate) mod slowness {
     use std::cell::Cell;
     use std::time::Duration;
 
-    thread_local!(static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+    thread_local! {
+        static BEFORE_LOOKING: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static AFTER_CHANGING: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
 
     /// From now on the calling thread sleeps as long before it looks at the state of a region.
     pub fn pause_before_looking(pause: Duration) {
-        PAUSE.set(pause);
+        BEFORE_LOOKING.set(pause);
+    }
+
+    /// From now on the calling thread sleeps as long after it has changed the state of a region.
+    pub fn pause_after_changing(pause: Duration) {
+        AFTER_CHANGING.set(pause);
     }
 
     pub(super) fn dawdle() {
-        let pause = PAUSE.get();
+        sleep(BEFORE_LOOKING.get());
+    }
+
+    pub(super) fn rest() {
+        sleep(AFTER_CHANGING.get());
+    }
+
+    fn sleep(pause: Duration) {
         if !pause.is_zero() {
             std::thread::sleep(pause);
         }
@@ -250,6 +283,14 @@ mod tests {
         for state in [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone] {
             assert_eq!(State::from_number(state as u8), state);
         }
+    }
+
+    #[test]
+    fn a_range_is_registered_or_becomes_free_by_itself_unless_its_region_is_stuck() {
+        let stuck = |state: &State| state.is_stuck();
+        let states = [State::Reserved, State::Live, State::Draining, State::DrainGivenUp, State::Quarantined, State::Gone];
+        assert_eq!(states.into_iter().filter(stuck).collect::<Vec<_>>(), [State::DrainGivenUp, State::Quarantined]);
+        assert!(states.iter().all(|state| !(state.is_stuck() && state.is_passing())));
     }
 
     #[test]

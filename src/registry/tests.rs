@@ -570,6 +570,24 @@ fn unregistering_needs_the_exact_start_and_happens_once() {
 }
 
 #[test]
+fn a_region_that_is_live_can_be_guarded() {
+    let registry = Registry::new();
+    let Reservation::New(region) = registry.reserve(fake_range(0x1000, 0x100), &options("*")).unwrap() else { panic!() };
+    std::thread::scope(|scope| {
+        let (registry, region) = (&registry, &region);
+        scope.spawn(move || {
+            pause_after_changing(Duration::from_millis(20));
+            registry.commit(std::slice::from_ref(region));
+        });
+        while !region.is_live() {
+            std::thread::yield_now();
+        }
+        let guards = registry.read(|view| view.acquire(0x1000, 0x100, Access::Local).map(drop));
+        assert_eq!(guards, Ok(()));
+    });
+}
+
+#[test]
 fn a_quarantined_range_stays_blocked_and_says_why() {
     let registry = Registry::new();
     register(&registry, 0x1000, 0x100);

@@ -29,6 +29,8 @@ pub struct Background {
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
+    /// How long a thread waits for work.
+    idle: Duration,
 }
 
 #[derive(Default)]
@@ -36,13 +38,28 @@ struct State {
     jobs: VecDeque<Job>,
     idle: usize,
     closed: bool,
+    /// Those that will look for a job again.
     threads: Vec<JoinHandle<()>>,
+    /// Those that will not, and are about to end.
+    leaving: Vec<JoinHandle<()>>,
+}
+
+impl State {
+    /// The calling thread takes no more jobs.
+    fn leave(&mut self) {
+        let own = std::thread::current().id();
+        self.leaving.extend(self.threads.extract_if(.., |thread| thread.thread().id() == own));
+    }
 }
 
 impl Background {
     /// No thread yet. `name` is shown by `top -H`.
     pub fn new(name: &'static str) -> Background {
-        Background { shared: Arc::new(Shared { state: Mutex::default(), work: Condvar::new() }), name }
+        Background::with_idle(name, IDLE)
+    }
+
+    fn with_idle(name: &'static str, idle: Duration) -> Background {
+        Background { shared: Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), idle }), name }
     }
 
     /// Runs the job soon. The job is given back if it will never run: the pool is closed, or no thread could be started.
@@ -52,7 +69,9 @@ impl Background {
             return Err(Box::new(job));
         }
         state.jobs.push_back(Box::new(job));
+        // What panics takes its thread along.
         state.threads.retain(|thread| !thread.is_finished());
+        state.leaving.retain(|thread| !thread.is_finished());
         if state.jobs.len() > state.idle && state.threads.len() < MAX_THREADS {
             let shared = self.shared.clone();
             match thread::spawn(self.name, move || shared.work()) {
@@ -78,7 +97,9 @@ impl Background {
             let mut state = self.shared.state.lock();
             state.closed = true;
             state.jobs.clear();
-            std::mem::take(&mut state.threads)
+            let mut threads = std::mem::take(&mut state.threads);
+            threads.append(&mut state.leaving);
+            threads
         };
         self.shared.work.notify_all();
         for thread in threads {
@@ -110,10 +131,11 @@ impl Shared {
                 return;
             }
             state.idle += 1;
-            let timed_out = self.work.wait_for(&mut state, IDLE).timed_out();
+            let timed_out = self.work.wait_for(&mut state, self.idle).timed_out();
             state.idle -= 1;
             if timed_out && state.jobs.is_empty() {
-                return;
+                // With the lock: a job that comes now finds one thread less.
+                return state.leave();
             }
         }
     }
@@ -165,5 +187,20 @@ mod tests {
         assert!(background.run(move || done.send(()).unwrap()).is_ok());
         result.recv_timeout(Duration::from_secs(30)).unwrap();
         drop(release);
+    }
+
+    #[test]
+    fn a_thread_that_ends_is_not_counted_on() {
+        let background = Background::with_idle("test", Duration::from_millis(1));
+        assert!(background.run(|| ()).is_ok());
+        let begin = std::time::Instant::now();
+        // Nobody is asked whether it has ended: until that can be seen it takes no job, and keeps no other thread from being started.
+        while !background.shared.state.lock().threads.is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(30), "it waits for no work any more");
+            std::thread::yield_now();
+        }
+        let (done, result) = mpsc::channel();
+        assert!(background.run(move || done.send(()).unwrap()).is_ok());
+        result.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 }

@@ -265,6 +265,8 @@ pub struct Batch {
     capacity: usize,
     shared: Arc<Shared>,
     submissions: RwLock<Vec<Arc<Submission>>>,
+    /// Changed with `submissions` locked.
+    closed: AtomicBool,
 }
 
 impl Batch {
@@ -281,7 +283,7 @@ impl Batch {
             event: OnceLock::new(),
             actions: Mutex::default(),
         });
-        Arc::new(Batch { id, capacity, shared, submissions: RwLock::default() })
+        Arc::new(Batch { id, capacity, shared, submissions: RwLock::default(), closed: AtomicBool::new(false) })
     }
 
     /// The id it is known by in the engine's table.
@@ -299,9 +301,17 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Whether no task is running: the batch can be freed.
+    /// Whether no task is running.
     pub fn is_finished(&self) -> bool {
         self.shared.progress.is_finished()
+    }
+
+    /// Has nothing more submitted, unless a task is running: then it answers false, and the batch stays as it is.
+    pub fn close(&self) -> bool {
+        let _no_submission_begins = self.submissions.write();
+        let is_finished = self.is_finished();
+        self.closed.fetch_or(is_finished, Ordering::Relaxed);
+        is_finished
     }
 
     /// Has `action` called once, as soon as no task is running: now, or by the thread that ends the last one. It must not block for long.
@@ -328,6 +338,9 @@ impl Batch {
         };
         let tasks: Box<[Task]> = requests.iter().map(task).collect();
         let mut submissions = self.submissions.write();
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(Code::InvalidHandle, format!("batch {:#x} was freed", self.id)));
+        }
         if self.shared.cancelled.load(Ordering::SeqCst) {
             return Err(Error::new(Code::Canceled, format!("batch {:#x} was cancelled; free it and make another", self.id)));
         }

@@ -192,8 +192,8 @@ pub struct Route {
 ///
 /// `route` is asked once for each segment.
 ///
-/// Errors: TooManyRequests when the batch has no room, Canceled when it was cancelled, AddressNotRegistered when local memory is being
-/// unregistered, and what `route` returns.
+/// Errors: TooManyRequests when the batch has no room, InvalidHandle when it was freed, Canceled when it was cancelled,
+/// AddressNotRegistered when local memory is being unregistered, and what `route` returns.
 pub fn submit(
     batch: &Arc<Batch>,
     registry: &Registry,

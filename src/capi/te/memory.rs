@@ -247,7 +247,8 @@ pub unsafe extern "C" fn te_unregister_local_memory_batch(
     })
 }
 
-/// Finds the registered range of this engine that holds the byte at `addr`, and describes it in `region`.
+/// Finds the registered range of this engine that holds the byte at `addr`, also one that is being registered or
+/// unregistered, and describes it in `region`.
 ///
 /// Set `region->struct_size` before the call. Errors: TE_ERR_ADDRESS_NOT_REGISTERED.
 #[unsafe(no_mangle)]

@@ -18,7 +18,7 @@ use crate::engine::Engine;
 pub struct te_statistics {
     /// sizeof(te_statistics).
     pub struct_size: usize,
-    /// Ranges of memory that are registered now.
+    /// Ranges of memory that are registered now, being registered or unregistered, or blocked because a device keeps them.
     pub regions_live: u64,
     /// Ranges that were registered.
     pub regions_registered: u64,

@@ -21,8 +21,9 @@
 //! eviction retires the endpoint that the work is posted on; other work on it is flushed, too, and tried again. All local memory is
 //! guarded by the completion while it is used, so unregistering waits; what peers do ends by deregistering alone.
 //!
-//! Who locks what: a NIC's state, a peer's waiting spans, the list of peers that are asked and that of paused rails are locked alone; no
-//! completion is called, and nobody outside is asked, with a lock held.
+//! Who locks what: a NIC's state, a peer's waiting spans, the list of peers that are asked and that of paused rails are locked alone, but for
+//! a peer that comes on that list, for which its waiting spans are locked; no completion is called, and nobody outside is asked, with a lock
+//! held.
 //!
 //! Threads: one for each NIC; up to four for connecting and asking that come and go, and as many for reviving NICs.
 
@@ -283,30 +284,30 @@ impl Shared {
     }
 
     /// Keeps spans until the peer's present descriptor is there, then plans them again.
-    fn park(&self, peer: &Arc<Peer>, mut spans: Vec<Span>) {
-        let mut kept = Vec::with_capacity(spans.len());
-        for span in spans.drain(..) {
-            match span.doomed() {
-                Some(error) => span.end(Err(error)),
-                None => kept.push(span),
+    fn park(&self, peer: &Arc<Peer>, spans: Vec<Span>) {
+        let (mut kept, mut over) = (Vec::with_capacity(spans.len()), Vec::new());
+        let is_first = {
+            let mut waiting = peer.waiting.lock();
+            // With the lock: whoever cancels or closes looks afterwards for what is parked with the peers that are asked.
+            for span in spans {
+                match self.closing.get().cloned().or_else(|| span.doomed()) {
+                    Some(error) => over.push((span, error)),
+                    None => kept.push(span),
+                }
             }
-        }
-        if kept.is_empty() {
+            let is_first = !kept.is_empty() && !std::mem::replace(&mut waiting.is_asking, true);
+            if is_first {
+                self.asked.lock().push(peer.clone());
+            }
+            if !kept.is_empty() {
+                waiting.parked.add(kept);
+            }
+            is_first
+        };
+        over.into_iter().for_each(|(span, error)| span.end(Err(error)));
+        if !is_first {
             return;
         }
-        {
-            let mut waiting = peer.waiting.lock();
-            // With the lock: whoever closes looks for what is parked afterwards.
-            if let Some(reason) = self.closing.get() {
-                drop(waiting);
-                return kept.into_iter().for_each(|span| span.end(Err(reason.clone())));
-            }
-            waiting.parked.add(kept);
-            if std::mem::replace(&mut waiting.is_asking, true) {
-                return;
-            }
-        }
-        self.asked.lock().push(peer.clone());
         // Its thread looks at deadlines of what is parked.
         self.nics().take(1).for_each(|nic| nic.wake_sleeper());
         let (shared, to) = (self.this.clone(), peer.clone());
@@ -739,5 +740,76 @@ impl Transport for RdmaTransport {
 impl Drop for RdmaTransport {
     fn drop(&mut self) {
         self.shutdown(Error::quiet(Code::Canceled, "the transport was dropped"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::{Fake, Memory};
+    use super::*;
+    use crate::metadata::SegmentDescriptor;
+    use crate::transport::{Completion, Deadline, Opcode, Piece, Way};
+
+    /// A peer that does not answer while this is locked.
+    #[derive(Default)]
+    struct Silent(Mutex<()>);
+
+    impl Segment for Silent {
+        fn id(&self) -> u64 {
+            1
+        }
+        fn descriptor(&self) -> Arc<SegmentDescriptor> {
+            Arc::default()
+        }
+        fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
+            drop(self.0.lock());
+            Ok(self.descriptor())
+        }
+        fn host(&self) -> Result<String> {
+            Ok(String::new())
+        }
+    }
+
+    #[derive(Default)]
+    struct Told {
+        is_cancelled: AtomicBool,
+        ends: Mutex<Vec<Code>>,
+    }
+
+    impl Completion for Told {
+        fn finish(&self, _index: u32, outcome: Result<()>) {
+            self.ends.lock().push(outcome.unwrap_err().code());
+        }
+        fn is_cancelled(&self) -> bool {
+            self.is_cancelled.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn what_is_cancelled_on_its_way_to_those_that_wait_for_the_peer_does_not_wait_for_it() {
+        let fake = Fake::new(1);
+        let mut config = Config::default();
+        config.rdma.library = fake.library.path().to_path_buf();
+        let topology = Topology::parse(r#"{"cpu:0": [["fake0"], []]}"#).unwrap();
+        let transport = RdmaTransport::start("127.0.0.1:1", topology, Arc::default(), Arc::default(), &config).unwrap();
+        let (segment, told, memory) = (Arc::new(Silent::default()), Arc::new(Told::default()), Memory::new(4096));
+        let shared = &transport.shared;
+        let peer = shared.peer(&(segment.clone() as Arc<dyn Segment>));
+        let piece =
+            Piece { local: memory.range(0, 4096), remote_address: 4096, index: 0, opcode: Opcode::Write, way: Way::default() };
+        let deadline = Deadline { absolute: None, stall: Duration::from_secs(600) };
+        let group = Arc::new(Group::new(peer.clone(), Slices { pieces: vec![piece], deadline, completion: told.clone() }));
+        let silence = segment.0.lock();
+        std::thread::scope(|scope| {
+            // Whoever cancels has looked here.
+            let waiting = peer.waiting.lock();
+            scope.spawn(|| shared.park(&peer, group.whole().collect()));
+            std::thread::sleep(Duration::from_millis(50));
+            told.is_cancelled.store(true, Ordering::SeqCst);
+            drop(waiting);
+        });
+        let ends = told.ends.lock().clone();
+        drop(silence);
+        assert_eq!(ends, [Code::Canceled]);
     }
 }

@@ -10,7 +10,8 @@
 //! | `io_loop` | the threads that wait for all of them |
 //!
 //! Who locks what: a peer's lock is taken before none of a lane's and none of a lane's before a peer's; both are released before a
-//! completion is called. `peers` and `connections` are locked for look-ups and for collecting what to visit, never during a visit.
+//! completion is called. `peers` and `connections` are locked for look-ups and for collecting what to visit, never during a visit;
+//! `retired` likewise, and with `peers` where a peer goes from there to it.
 //!
 //! The clock (every 10 ms while slices run, asleep when idle) ends what has waited too long.
 
@@ -132,10 +133,15 @@ impl Shared {
     }
 
     fn forget(&self, segment: u64) {
-        let peer = self.peers.write().remove(&segment);
+        let peer = {
+            let mut peers = self.peers.write();
+            let peer = peers.remove(&segment);
+            // With the lock: whoever goes through all peers finds it in one of the lists.
+            self.retired.lock().extend(peer.clone());
+            peer
+        };
         if let Some(peer) = peer {
             peer.retire();
-            self.retired.lock().push(peer);
             self.start_clock();
         }
     }

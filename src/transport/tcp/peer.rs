@@ -747,8 +747,48 @@ fn divide(work: Work, pieces: &[u64]) -> Vec<Work> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::TcpTransport;
     use super::*;
+    use crate::config::Config;
     use crate::metadata::BufferDescriptor;
+    use crate::transport::Transport;
+
+    /// A segment of nobody.
+    struct Nowhere;
+
+    impl Segment for Nowhere {
+        fn id(&self) -> u64 {
+            1
+        }
+        fn descriptor(&self) -> Arc<SegmentDescriptor> {
+            Arc::default()
+        }
+        fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
+            Ok(self.descriptor())
+        }
+        fn host(&self) -> Result<String> {
+            Ok(String::new())
+        }
+    }
+
+    #[test]
+    fn who_goes_through_all_peers_finds_one_that_is_being_forgotten() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let transport = TcpTransport::start(listener, Arc::default(), Arc::default(), Arc::default(), &Config::default()).unwrap();
+        let segment: Arc<dyn Segment> = Arc::new(Nowhere);
+        let peer = transport.peer(&segment);
+        std::thread::scope(|scope| {
+            // Its lanes are asked for.
+            let held = peer.state.lock();
+            scope.spawn(|| transport.forget(segment.id()));
+            while transport.shared.peers.read().contains_key(&segment.id()) {
+                std::thread::yield_now();
+            }
+            let is_found = transport.shared.all_peers().iter().any(|other| Arc::ptr_eq(other, &peer));
+            drop(held);
+            assert!(is_found);
+        });
+    }
 
     fn descriptor(buffers: &[(u64, u64)]) -> SegmentDescriptor {
         let buffers =
