@@ -193,7 +193,7 @@ abi-update: setup-test
 
 # Every interleaving of in-flight guards against draining. A target directory of its own: the flag changes every crate.
 # A filter that matches nothing would pass, so here and below the tests are listed first.
-loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked --release --no-default-features --lib loom_tests
+loom_test = CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom -D warnings' $(CARGO) test --locked --release --no-default-features --lib loom_tests
 loom:
 	$(loom_test) -- --list | grep ': test$$'
 	$(loom_test)

@@ -5,11 +5,13 @@
 
 #include "client_metadata.h"
 
+#include <poll.h>
+
 #include <algorithm>
-#include <condition_variable>
+#include <climits>
 #include <cstdlib>
 #include <mutex>
-#include <thread>
+#include <optional>
 #include <unordered_map>
 
 #include "config.h"
@@ -38,17 +40,7 @@ class ClientMetadata final : public TransferMetadata::Source {
             if (!prefix_.ends_with('/')) prefix_ += '/';
         }
         std::chrono::seconds interval(globalConfig().te_metadata_refresh_interval_seconds);
-        if (caches_ && interval.count() > 0) refresher_ = std::thread([this, interval] { refresh(interval); });
-    }
-
-    ~ClientMetadata() override {
-        server_.reset();
-        {
-            std::lock_guard guard(lock_);
-            stopping_ = true;
-        }
-        stop_.notify_all();
-        if (refresher_.joinable()) refresher_.join();
+        if (caches_ && interval.count() > 0) refresher_.emplace(*this, interval);
     }
 
     std::shared_ptr<SegmentDesc> by_name(const std::string& given, bool force_update) override {
@@ -340,14 +332,26 @@ class ClientMetadata final : public TransferMetadata::Source {
         }
     }
 
-    void refresh(std::chrono::seconds interval) {
-        std::unique_lock guard(lock_);
-        while (!stop_.wait_for(guard, interval, [this] { return stopping_; })) {
-            guard.unlock();
-            sync("");
-            guard.lock();
+    // Has everything that is known fetched anew now and then.
+    class Refresher {
+       public:
+        Refresher(ClientMetadata& metadata, std::chrono::seconds interval)
+            : thread_([this, &metadata, interval] { run(metadata, interval); }, [this] { stop_.signal(); }) {}
+
+       private:
+        void run(ClientMetadata& metadata, std::chrono::milliseconds interval) {
+            const auto pause = static_cast<int>(std::min<std::chrono::milliseconds::rep>(interval.count(), INT_MAX));
+            pollfd stop = {stop_.number(), POLLIN, 0};
+            for (;;) {
+                const int told = poll(&stop, 1, pause);
+                if (told > 0) return;
+                if (told == 0) metadata.sync("");
+            }
         }
-    }
+
+        Event stop_;
+        Thread thread_;
+    };
 
     const bool caches_;
     std::unique_ptr<Store> store_;  // null with P2PHANDSHAKE
@@ -360,12 +364,10 @@ class ClientMetadata final : public TransferMetadata::Source {
     RpcMetaDesc address_;
     OnReceiveHandShake on_receive_handshake_;
     std::vector<NotifyDesc> notifications_;
-    bool stopping_ = false;
-    std::condition_variable stop_;
 
     std::mutex server_lock_;
     std::unique_ptr<HandshakeServer> server_;
-    std::thread refresher_;
+    std::optional<Refresher> refresher_;
 };
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <pthread.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -21,11 +19,17 @@ constexpr te_batch kStop = UINT64_MAX;
 
 // Each completion is an edge. The descriptor of a batch is therefore never read, which could not be done safely: it may be closed, and its
 // number be another's, at any time.
-bool add(int epoll, int fd, te_batch batch) {
+bool add(const FileDescriptor& epoll, int fd, te_batch batch) {
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;
     event.data.u64 = batch;
-    return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+    return epoll_ctl(epoll.number(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+FileDescriptor epoll_with(const Event& stop) {
+    FileDescriptor epoll = FileDescriptor::made(epoll_create1(EPOLL_CLOEXEC));
+    if (!add(epoll, stop.number(), kStop)) throw std::system_error(errno, std::generic_category());
+    return epoll;
 }
 
 }  // namespace
@@ -38,14 +42,7 @@ bool notify_completions() {
 }
 
 CompletionNotifier::CompletionNotifier(te_engine* engine)
-    : engine_(engine), epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { run(); }) {}
-
-CompletionNotifier::~CompletionNotifier() {
-    eventfd_write(stop_, 1);
-    thread_.join();
-    close(stop_);
-    close(epoll_);
-}
+    : engine_(engine), epoll_(epoll_with(stop_)), thread_([this] { run(); }, [this] { stop_.signal(); }) {}
 
 bool CompletionNotifier::watch(Transport::BatchDesc& batch) {
     int fd;
@@ -63,10 +60,9 @@ void CompletionNotifier::forget(Transport::BatchDesc& batch) {
 
 void CompletionNotifier::run() {
     pthread_setname_np(pthread_self(), "te-completion");
-    if (!add(epoll_, stop_, kStop)) return;
     std::array<epoll_event, 64> events;
     for (;;) {
-        int count = epoll_wait(epoll_, events.data(), events.size(), -1);
+        int count = epoll_wait(epoll_.number(), events.data(), events.size(), -1);
         for (int i = 0; i < count; ++i) {
             if (events[i].data.u64 == kStop) return;
             std::lock_guard guard(lock_);

@@ -9,9 +9,9 @@
 #include <te.h>
 
 #include <mutex>
-#include <thread>
 #include <unordered_map>
 
+#include "resources.h"
 #include "transport/transport.h"
 
 namespace mooncake::transfer_engine_cxx {
@@ -21,9 +21,9 @@ bool completions_are_notified();
 
 class CompletionNotifier {
    public:
+    // Throws std::system_error if the system lacks descriptors or threads.
     explicit CompletionNotifier(te_engine* engine);
     CompletionNotifier(const CompletionNotifier&) = delete;
-    ~CompletionNotifier();
 
     // False if the system lacks descriptors.
     bool watch(Transport::BatchDesc& batch);
@@ -34,11 +34,11 @@ class CompletionNotifier {
     void run();
 
     te_engine* const engine_;
-    const int epoll_;
-    const int stop_;
+    Event stop_;
+    const FileDescriptor epoll_;
     std::mutex lock_;
     std::unordered_map<te_batch, Transport::BatchDesc*> batches_;
-    std::thread thread_;
+    Thread thread_;  // uses all of these
 };
 
 }  // namespace mooncake::transfer_engine_cxx

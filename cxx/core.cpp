@@ -23,19 +23,16 @@ BatchStorage::BatchStorage(BatchDesc* batch, size_t capacity, bool is_watched)
     if (capacity > kFew) requests.resize(capacity);
 }
 
-Core::Core(te_engine* engine, std::shared_ptr<Topology> topology)
-    : engine_(engine),
-      topology_(std::move(topology)),
-      notifier_(completions_are_notified() ? std::make_unique<CompletionNotifier>(engine) : nullptr) {}
+Core::Core(OwnEngine engine, std::shared_ptr<Topology> topology)
+    : topology_(std::move(topology)),
+      engine_(std::move(engine)),
+      notifier_(completions_are_notified() ? std::make_unique<CompletionNotifier>(this->engine()) : nullptr) {}
 
-Core::~Core() {
-    shut_down();
-    te_engine_destroy(engine_);
-}
+Core::~Core() { shut_down(); }
 
 BatchDesc* Core::allocate(size_t capacity) {
     te_batch batch_number;
-    if (te_batch_create(engine_, capacity, &batch_number) != 0) return nullptr;
+    if (te_batch_create(engine(), capacity, &batch_number) != 0) return nullptr;
     std::unique_ptr<BatchDesc> batch;
     try {
         batch = std::make_unique<BatchDesc>();
@@ -49,14 +46,14 @@ BatchDesc* Core::allocate(size_t capacity) {
         std::lock_guard guard(lock_);
         if (!shut_down_) storage->insert_before(&batches_);
     } catch (const std::exception&) {  // bad_alloc, or length_error for a capacity beyond all bounds
-        te_batch_free(engine_, batch_number);
+        te_batch_free(engine(), batch_number);
         return nullptr;
     }
     return batch.release();
 }
 
 Status Core::free(BatchDesc* batch) {
-    te_status freed = te_batch_free(engine_, number(*batch));
+    te_status freed = te_batch_free(engine(), number(*batch));
     {
         std::lock_guard guard(lock_);
         // After the end of the engine all its batches are over, whatever the C interface says of them.
@@ -82,14 +79,14 @@ void Core::shut_down() {
     std::lock_guard guard(lock_);
     if (shut_down_) return;
     shut_down_ = true;
-    te_shut_down(engine_);
+    te_shut_down(engine());
     while (batches_.next != &batches_) {
         BatchStorage& storage = *static_cast<BatchStorage*>(batches_.next);
         storage.remove();
         const size_t started = storage.started.load(std::memory_order_acquire);
         for (size_t i = 0; i < started; ++i) {
             TransferStatus status;
-            task_status(engine_, *storage.batch, i, status);
+            task_status(engine(), *storage.batch, i, status);
         }
     }
 }

@@ -39,15 +39,20 @@ struct Link {
     }
 };
 
+struct DestroyEngine {
+    void operator()(te_engine* engine) const { te_engine_destroy(engine); }
+};
+using OwnEngine = std::unique_ptr<te_engine, DestroyEngine>;
+
 class Core {
    public:
-    // Takes the engine, which chooses NICs by that topology.
-    Core(te_engine* engine, std::shared_ptr<Topology> topology);
+    // The engine chooses NICs by that topology. Throws std::system_error if the system lacks descriptors or threads.
+    Core(OwnEngine engine, std::shared_ptr<Topology> topology);
     Core(const Core&) = delete;
     Core& operator=(const Core&) = delete;
     ~Core();
 
-    te_engine* engine() const { return engine_; }
+    te_engine* engine() const { return engine_.get(); }
 
     // Null if it cannot be had.
     Transport::BatchDesc* allocate(size_t capacity);
@@ -62,8 +67,8 @@ class Core {
    private:
     void shut_down();
 
-    te_engine* const engine_;
     const std::shared_ptr<Topology> topology_;
+    const OwnEngine engine_;
 
     std::atomic<size_t> operations_{0};
     std::atomic<bool> closing_{false};

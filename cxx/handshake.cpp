@@ -15,20 +15,6 @@ namespace {
 constexpr int kBacklog = 128;
 constexpr int kConnectMilliseconds = 5000;
 
-class Socket {
-   public:
-    explicit Socket(int fd) : fd_(fd) {}
-    Socket(const Socket&) = delete;
-    ~Socket() {
-        if (fd_ >= 0) ::close(fd_);
-    }
-    int fd() const { return fd_; }
-    int release() { return std::exchange(fd_, -1); }
-
-   private:
-    int fd_;
-};
-
 // How long one read or write may move nothing.
 void limit_waiting(int fd, int seconds) {
     timeval limit = {seconds, 0};
@@ -50,6 +36,22 @@ bool connect(int fd, const addrinfo& address) {
     return fcntl(fd, F_SETFL, flags) == 0;
 }
 
+// A socket at that port of all interfaces, or none.
+FileDescriptor bound_to(uint16_t port) {
+    bool ipv6 = globalConfig().use_ipv6;
+    FileDescriptor bound(socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    int on = 1;
+    setsockopt(bound.number(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in any4{};
+    any4.sin_family = AF_INET;
+    any4.sin_port = htons(port);
+    sockaddr_in6 any6{};
+    any6.sin6_family = AF_INET6;
+    any6.sin6_port = htons(port);
+    auto* any = ipv6 ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
+    return bind(bound.number(), any, ipv6 ? sizeof any6 : sizeof any4) == 0 ? std::move(bound) : FileDescriptor(-1);
+}
+
 }  // namespace
 
 int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, const std::string& request, std::string& reply) {
@@ -60,11 +62,11 @@ int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, 
     if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return ERR_DNS;
     std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
     for (const addrinfo* address = found; address; address = address->ai_next) {
-        Socket connection(socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, address->ai_protocol));
-        if (connection.fd() < 0 || !connect(connection.fd(), *address)) continue;
-        limit_waiting(connection.fd(), 60);
-        if (writeString(connection.fd(), type, request) != 0) continue;
-        auto [reply_type, text] = readString(connection.fd());
+        FileDescriptor connection(socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, address->ai_protocol));
+        if (connection.number() < 0 || !connect(connection.number(), *address)) continue;
+        limit_waiting(connection.number(), 60);
+        if (writeString(connection.number(), type, request) != 0) continue;
+        auto [reply_type, text] = readString(connection.number());
         if (reply_type != type) continue;
         reply = std::move(text);
         return 0;
@@ -73,39 +75,24 @@ int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, 
 }
 
 std::unique_ptr<HandshakeServer> HandshakeServer::start(uint16_t port, int sockfd, Answer answer) {
-    Socket listener(sockfd);
-    if (sockfd < 0) {
-        bool ipv6 = globalConfig().use_ipv6;
-        Socket bound(socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        int on = 1;
-        setsockopt(bound.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        sockaddr_in any4{};
-        any4.sin_family = AF_INET;
-        any4.sin_port = htons(port);
-        sockaddr_in6 any6{};
-        any6.sin6_family = AF_INET6;
-        any6.sin6_port = htons(port);
-        auto* any = ipv6 ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
-        if (bind(bound.fd(), any, ipv6 ? sizeof any6 : sizeof any4) != 0 || listen(bound.fd(), kBacklog) != 0) return nullptr;
-        return std::unique_ptr<HandshakeServer>(new HandshakeServer(bound.release(), std::move(answer)));
+    FileDescriptor listener = sockfd < 0 ? bound_to(port) : FileDescriptor(sockfd);
+    if (listen(listener.number(), kBacklog) != 0) return nullptr;
+    try {
+        return std::unique_ptr<HandshakeServer>(new HandshakeServer(std::move(listener), std::move(answer)));
+    } catch (const std::system_error&) {
+        return nullptr;
     }
-    if (listen(listener.fd(), kBacklog) != 0) return nullptr;
-    return std::unique_ptr<HandshakeServer>(new HandshakeServer(listener.release(), std::move(answer)));
 }
 
-HandshakeServer::HandshakeServer(int listener, Answer answer)
-    : listener_(listener), answer_(std::move(answer)), thread_([this] { serve(); }) {}
+HandshakeServer::HandshakeServer(FileDescriptor listener, Answer answer)
+    : listener_(std::move(listener)), answer_(std::move(answer)), thread_([this] { serve(); }, [this] { stop(); }) {}
 
-HandshakeServer::~HandshakeServer() {
-    {
-        std::lock_guard guard(lock_);
-        stopping_ = true;
-        shutdown(listener_, SHUT_RDWR);  // ends accept()
-        // A peer that neither reads nor writes is not waited for.
-        if (connection_ >= 0) shutdown(connection_, SHUT_RDWR);
-    }
-    thread_.join();
-    close(listener_);
+void HandshakeServer::stop() {
+    std::lock_guard guard(lock_);
+    stopping_ = true;
+    shutdown(listener_.number(), SHUT_RDWR);  // ends accept()
+    // A peer that neither reads nor writes is not waited for.
+    if (connection_ >= 0) shutdown(connection_, SHUT_RDWR);
 }
 
 void HandshakeServer::serve() {
@@ -115,11 +102,11 @@ void HandshakeServer::serve() {
         return stopping_;
     };
     for (;;) {
-        Socket connection(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-        if (is_stopped_with(connection.fd())) return;
-        if (connection.fd() >= 0) {
+        FileDescriptor connection(accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (is_stopped_with(connection.number())) return;
+        if (connection.number() >= 0) {
             try {
-                serve(connection.fd());
+                serve(connection.number());
             } catch (...) {
                 // Of the program's function, or for want of memory: this peer is refused, others are not.
             }

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "common.h"
+#include "resources.h"
 
 namespace mooncake::transfer_engine_cxx {
 
@@ -23,19 +23,20 @@ class HandshakeServer {
     // Listens on `sockfd`, which is bound and becomes the server's, or on `port` if that is -1. Null on failure.
     static std::unique_ptr<HandshakeServer> start(uint16_t port, int sockfd, Answer answer);
     HandshakeServer(const HandshakeServer&) = delete;
-    ~HandshakeServer();
 
    private:
-    HandshakeServer(int listener, Answer answer);
+    // Throws std::system_error if there can be no thread.
+    HandshakeServer(FileDescriptor listener, Answer answer);
     void serve();
     void serve(int connection);
+    void stop();
 
-    const int listener_;
+    const FileDescriptor listener_;
     const Answer answer_;
     std::mutex lock_;  // around what follows
     bool stopping_ = false;
     int connection_ = -1;  // the one that is served, or -1
-    std::thread thread_;
+    Thread thread_;        // uses all of these
 };
 
 }  // namespace mooncake::transfer_engine_cxx

@@ -1,5 +1,6 @@
-// Topology over te_topology, which has the matrix. What is kept here: the list that getHcaList() refers to, and which NICs of peers
-// GlobalConfig allowed when the matrix was read.
+// Topology over te_topology, which has the matrix. What is kept here: what was read of its text last, until the text is another, since
+// programs ask for it before each transfer; the list that getHcaList() refers to; and which NICs of peers GlobalConfig allowed when the
+// matrix was read.
 //
 // NICs have the numbers of their places among those that are in the matrix now. te_topology counts those that are disabled as well, so its
 // numbers are translated by way of the names.
@@ -38,14 +39,14 @@ std::vector<std::string> read_names(const JsonValue& value) {
     return names;
 }
 
-// The matrix that the library wrote.
+// A matrix that the library wrote.
 struct Matrix {
     TopologyMatrix entries;
     // Each once, in the order of the text, which is that of the locations.
     std::vector<std::string> nics;
 
-    explicit Matrix(te_topology* topology) {
-        const std::optional<JsonValue> json = transfer_engine_cxx::read_json(read_text(topology));
+    explicit Matrix(const std::string& text) {
+        const std::optional<JsonValue> json = transfer_engine_cxx::read_json(text);
         for (const auto& [location, lists] : *json->as<JsonObject>()) {
             const JsonArray& both = *lists.as<JsonArray>();
             TopologyEntry entry{location, read_names(both[0]), read_names(both[1])};
@@ -70,13 +71,26 @@ struct Topology::State {
     // Null if there was no memory: then all calls of the C interface fail.
     te_topology* topology = nullptr;
 
-    std::mutex lock;
+    std::mutex lock;  // around what follows
+    std::string text;
+    std::shared_ptr<const Matrix> last_matrix;
     std::vector<std::string> nics;
     // Of peers, for our NICs; empty if nothing is prescribed.
     std::unordered_map<std::string, std::vector<std::string>> peer_affinity;
 
     State() { te_topology_create(&topology); }
     ~State() { te_topology_destroy(topology); }
+
+    // As it is now.
+    std::shared_ptr<const Matrix> matrix() {
+        std::string now = read_text(topology);
+        std::lock_guard guard(lock);
+        if (!last_matrix || now != text) {
+            last_matrix = std::make_shared<const Matrix>(now);
+            text = std::move(now);
+        }
+        return last_matrix;
+    }
 
     // After the matrix was read.
     int with_affinity(te_status status) {
@@ -131,7 +145,7 @@ int Topology::selectDevice(const std::string storage_type, std::string_view hint
     if (status != TE_OK) return status;
     char* name;
     status = te_topology_nic_name(state_->topology, index, &name);
-    return status == TE_OK ? Matrix(state_->topology).number(take(name)) : status;
+    return status == TE_OK ? state_->matrix()->number(take(name)) : status;
 }
 
 int Topology::selectDeviceByLocalHca(const std::string storage_type, std::string_view local_hca, int retry_count) {
@@ -141,25 +155,25 @@ int Topology::selectDeviceByLocalHca(const std::string storage_type, std::string
         auto found = state_->peer_affinity.find(std::string(local_hca));
         if (found != state_->peer_affinity.end()) allowed = found->second;
     }
-    const Matrix matrix(state_->topology);
-    auto entry = matrix.entries.find(storage_type);
-    if (entry != matrix.entries.end()) {
+    const std::shared_ptr<const Matrix> matrix = state_->matrix();
+    auto entry = matrix->entries.find(storage_type);
+    if (entry != matrix->entries.end()) {
         const std::vector<std::string>& preferred = entry->second.preferred_hca;
         std::erase_if(allowed, [&](const std::string& nic) { return std::ranges::find(preferred, nic) == preferred.end(); });
         if (!allowed.empty()) {
             size_t turn = retry_count > 0 ? static_cast<size_t>(retry_count - 1) : SimpleRandom::Get().next();
-            return matrix.number(allowed[turn % allowed.size()]);
+            return matrix->number(allowed[turn % allowed.size()]);
         }
     }
     return selectDevice(storage_type, retry_count);
 }
 
-TopologyMatrix Topology::getMatrix() const { return Matrix(state_->topology).entries; }
+TopologyMatrix Topology::getMatrix() const { return state_->matrix()->entries; }
 
 const std::vector<std::string>& Topology::getHcaList() const {
-    std::vector<std::string> nics = Matrix(state_->topology).nics;
+    const std::shared_ptr<const Matrix> matrix = state_->matrix();
     std::lock_guard guard(state_->lock);
-    if (nics != state_->nics) state_->nics = std::move(nics);
+    if (matrix->nics != state_->nics) state_->nics = matrix->nics;
     return state_->nics;
 }
 

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstddef>
+#include <system_error>
 
 #include "engine_metadata.h"
 #include "engine_state.h"
@@ -80,8 +81,13 @@ int TransferEngine::init(const std::string& metadata_conn_string, const std::str
     te_status created = te_engine_create(&options, &engine);
     if (created != 0) return created;
 
-    state_->core = std::make_shared<Core>(engine, state_->topology);
-    state_->metadata = engine_metadata(engine);
+    try {
+        auto core = std::make_shared<Core>(OwnEngine(engine), state_->topology);
+        state_->metadata = engine_metadata(engine);
+        state_->core = std::move(core);
+    } catch (const std::system_error&) {
+        return TE_ERR_LIMIT;
+    }
     state_->engine = engine;
     state_->set_alias(this);
     if (state_->graceful_shutdown) ::enableGracefulShutdown(engine);

@@ -374,6 +374,9 @@ static void run_with_64_descriptors(void *unused) {
     CHECK(strstr(te_last_error(), "ulimit -n") != NULL);
     OK(te_batch_create(engine, 1, &batch));
     EXPECT(TE_ERR_LIMIT, te_batch_event_fd(engine, batch, &fd));
+    EXPECT(TE_ERR_LIMIT, te_serve_metrics(engine, "metrics.sock"));
+    CHECK(strstr(te_last_error(), "ulimit -n") != NULL);
+    EXPECT(TE_ERR_LIMIT, te_serve_metrics(engine, NULL));
     OK(te_batch_free(engine, batch));
     OK(transfer(engine, TE_WRITE, memory, TE_LOCAL_SEGMENT, (uintptr_t)(memory + 4096), 4096));
 

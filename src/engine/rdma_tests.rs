@@ -27,11 +27,15 @@ pub(super) fn matrix(nics: &[&str]) -> String {
     serde_json::json!({"cpu:0": [nics, []]}).to_string()
 }
 
-pub(super) fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
+pub(super) fn engine_of(config: &Config, matrix: &str) -> Arc<Engine> {
     let options = EngineOptions { metadata: PEER_TO_PEER.into(), server_name: "127.0.0.1".into(), ..EngineOptions::default() };
     let engine = Engine::create(&options, config.clone()).unwrap();
-    engine.install_transport("rdma", Some(&matrix(nics))).unwrap();
+    engine.install_transport("rdma", Some(matrix)).unwrap();
     engine
+}
+
+pub(super) fn engine_with(config: &Config, nics: &[&str]) -> Arc<Engine> {
+    engine_of(config, &matrix(nics))
 }
 
 pub(super) fn engine(fake: &Fake, nics: &[&str]) -> Arc<Engine> {

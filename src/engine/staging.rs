@@ -185,13 +185,8 @@ struct Held<'a> {
 impl Held<'_> {
     /// Its bytes, divided into parts of these lengths.
     fn parts(&self, lengths: &[u64]) -> Result<Vec<MemoryRange>> {
-        let mut offset = 0;
-        let part = |length: &u64| {
-            let part = self.lease.and_then(|lease| lease.memory.part(offset, *length));
-            offset += length;
-            part.ok_or_else(|| Error::new(Code::Internal, format!("{length} bytes do not fit behind byte {offset} of a lease")))
-        };
-        lengths.iter().map(part).collect()
+        let parts = self.lease.and_then(|lease| lease.memory.parts(lengths.iter().copied()).collect());
+        parts.ok_or_else(|| Error::new(Code::Internal, format!("a lease has no room for parts of {lengths:?} bytes")))
     }
 }
 
@@ -252,7 +247,7 @@ impl<'a> Registered<'a> {
         let gaps = self.find_gaps(ranges)?;
         match self.register(&gaps) {
             // Somebody was faster.
-            Err(error) if error.code() == Code::AddressOverlapped && self.can_become_free(&gaps) => None,
+            Err(error) if error.code() == Code::BatchBusy => None,
             outcome => Some(outcome),
         }
     }
@@ -291,11 +286,6 @@ impl<'a> Registered<'a> {
             self.regions.insert(region.sequence(), region.clone());
         }
         is_retained
-    }
-
-    /// Also if what was in the way has gone in this moment.
-    fn can_become_free(&self, gaps: &[MemoryRange]) -> bool {
-        self.engine.registry.read(|view| !gaps.iter().any(|gap| view.within(*gap).iter().any(|region| region.is_stuck())))
     }
 
     fn register(&mut self, gaps: &[MemoryRange]) -> Result<()> {
@@ -637,20 +627,22 @@ impl<'a> Run<'a> {
 
     /// Begins to move what is in place.
     fn launch(&self, work: Vec<Work>, mut hold: Hold<'a>) -> Flight<'a> {
-        let under_way = self.submit(&work);
+        let under_way = self.submit(&work, 0);
         if let Hold::Lease(held) = &mut hold {
             held.batch = Some(under_way.batch.clone());
         }
         Flight { work, under_way, hold }
     }
 
-    fn submit(&self, work: &[Work]) -> Launched {
+    /// `attempt`: how often it has been tried before.
+    fn submit(&self, work: &[Work], attempt: u32) -> Launched {
         let opcode = if self.direction == Direction::Put { Opcode::Write } else { Opcode::Read };
+        let hints = Hints::new(attempt, 0);
         let request = |Work { item, offset, local }: &Work| {
             let Item { segment, remote_address, .. } = self.items[*item];
             // A part that would begin past the end of the address space is refused, as is the one that reaches it.
             let remote_address = remote_address.saturating_add(*offset);
-            Request { opcode, local: *local, segment, remote_address, hints: Hints::default() }
+            Request { opcode, local: *local, segment, remote_address, hints }
         };
         let requests: Vec<Request> = work.iter().map(request).collect();
         let host: Weak<dyn BatchHost> = self.engine.this.clone();
@@ -696,7 +688,7 @@ impl<'a> Run<'a> {
             let again: Vec<Work> = unsuccessful.into_iter().map(|(work, _)| work).collect();
             self.is_disturbed = true;
             self.pool.usage().retried.add(again.len() as u64);
-            *under_way = self.submit(&again);
+            *under_way = self.submit(&again, attempt + 1);
             if let Hold::Lease(held) = hold {
                 held.batch = Some(under_way.batch.clone());
             }

@@ -26,11 +26,15 @@ impl Bench {
     fn new(options: PoolOptions) -> Bench {
         let fake = Fake::new(2);
         let engines = rdma_tests::Bench::on(&fake, 4 << 20);
-        let pool = engines.near.create_pool(&PoolOptions { bytes: options.bytes.or(Some(MIB)), ..options }).unwrap();
-        let bench = Bench { fake, engines, pool, payload: Memory::new(4 << 20) };
+        let bench = Bench::between(fake, engines, options);
         // Connected.
         completed(&bench.put(&[bench.item(0, 1)], staged()));
         bench
+    }
+
+    fn between(fake: Fake, engines: rdma_tests::Bench, options: PoolOptions) -> Bench {
+        let pool = engines.near.create_pool(&PoolOptions { bytes: options.bytes.or(Some(MIB)), ..options }).unwrap();
+        Bench { fake, engines, pool, payload: Memory::new(4 << 20) }
     }
 
     /// An item whose offset is the same here and there.
@@ -518,6 +522,26 @@ fn only_what_has_failed_is_tried_again_inside_the_lease() {
         completed(&put.join().unwrap());
     });
     assert!(gone.read()[..100] == bench.payload.read()[500..600]);
+}
+
+#[test]
+fn each_retry_of_an_item_begins_at_another_nic() {
+    let fake = Fake::new(3);
+    let mut config = rdma_tests::config(&fake);
+    // The engine leaves trying again to the call, and nothing but the number of tries keeps a NIC from being taken.
+    (config.rdma.retry_count, config.rdma.rail_pause) = (1, Duration::ZERO);
+    let near = rdma_tests::engine_of(&config, r#"{"cpu:0": [["fake0"], ["fake1"]]}"#);
+    let far = rdma_tests::engine(&fake, &["fake2"]);
+    fake.set(0, "rtr_errno", i64::from(libc::EINVAL));
+    let bench = Bench::between(fake, rdma_tests::Bench::new(near, far, MIB as usize), pool());
+    bench.engines.ours.write(&pattern(MIB as usize, 16));
+    let items = [bench.item_to(bench.engines.ours.range(0, 5000), 0)];
+    let put = |retries| bench.put(&items, StagingOptions { retries, retry_pause: Duration::from_millis(1), ..Default::default() });
+    assert_eq!(put(0).statuses[0].state, State::Failed);
+    // The preferred one, the first of all, the second.
+    completed(&put(2));
+    assert!(bench.engines.theirs.read()[..5000] == pattern(MIB as usize, 16)[..5000]);
+    assert_eq!((bench.pool.statistics().retried, bench.fake.get(0, "posted"), bench.fake.get(1, "posted")), (2, 0, 1));
 }
 
 /// A pool by which an item of 2 MiB is put in four parts.

@@ -21,6 +21,7 @@ use crate::metadata::host_port::is_ipv6_literal;
 use crate::metadata::{excerpt, write_json, write_json_string};
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::sys::event::EventFd;
+use crate::sys::limits;
 
 /// Longest reply that is accepted: a descriptor of some two million buffers.
 const REPLY_MAX: usize = 128 << 20;
@@ -230,7 +231,7 @@ impl Client {
             match Connection::open(self, address) {
                 Ok(connection) => return Ok(connection),
                 Err(error) => {
-                    at_limit |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                    at_limit |= limits::is_out_of_descriptors(&error);
                     reasons.push(format!("{address}: {error}"));
                 }
             }

@@ -12,6 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
+use crate::sys::limits;
 
 /// How many ports of the range are tried.
 const ATTEMPTS: usize = 500;
@@ -131,15 +132,12 @@ fn is_family_missing(error: &io::Error) -> bool {
 }
 
 fn code_of(error: &io::Error) -> Code {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => Code::Limit,
-        _ => Code::Socket,
-    }
+    if limits::is_out_of_descriptors(error) { Code::Limit } else { Code::Socket }
 }
 
 fn explain_draw(config: &Config, error: &io::Error) -> Error {
-    let advice = match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
+    let advice = match error {
+        _ if limits::is_out_of_descriptors(error) => "raise the limit of open files (ulimit -n)",
         _ if is_family_missing(error) => "this machine has no IPv6; unset MC_USE_IPV6",
         _ => "widen the range with MC_MIN_RPC_PORT and MC_MAX_RPC_PORT",
     };

@@ -36,13 +36,8 @@ fn copy_each(bytes: u64, pairs: impl Iterator<Item = (MemoryRange, MemoryRange)>
 fn parts(lease: MemoryRange, pieces: &[MemoryRange]) -> impl Iterator<Item = MemoryRange> {
     let total = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.length()));
     assert_eq!(total, Some(lease.length()));
-    let mut offset = 0;
     // Each piece has its part, by the sum.
-    pieces.iter().map_while(move |piece| {
-        let part = lease.part(offset, piece.length());
-        offset += piece.length();
-        part
-    })
+    lease.parts(pieces.iter().map(|piece| piece.length())).flatten()
 }
 
 #[cfg(test)]

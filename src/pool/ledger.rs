@@ -163,6 +163,23 @@ pub struct Ledger {
     idle: Condvar,
 }
 
+/// When a time that begins now is over. Too far away to be told is for ever.
+fn end_of(limit: Option<Duration>) -> Option<Instant> {
+    limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
+/// Sleeps until somebody wakes this thread, or for no reason, or until `end`. False, without sleep, if that has passed.
+fn sleep<'a>(wake: &Condvar, state: MutexGuard<'a, State>, end: Option<Instant>) -> (MutexGuard<'a, State>, bool) {
+    let Some(end) = end else {
+        return (wake.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()), true);
+    };
+    let rest = end.saturating_duration_since(Instant::now());
+    if rest.is_zero() {
+        return (state, false);
+    }
+    (wake.wait_timeout(state, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0, true)
+}
+
 /// Ids are a number of the process in the upper part, a slot in the lower.
 const SLOT_BITS: u32 = 16;
 /// The most leases that a pool can have at a time.
@@ -210,9 +227,7 @@ impl Ledger {
             state.figures.refused += 1;
             return Err(Refusal::Exhausted);
         }
-        // Too far away to be told is for ever.
-        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-        self.wait(state, direction, units, end)
+        self.wait(state, direction, units, end_of(limit))
     }
 
     #[cold]
@@ -233,19 +248,15 @@ impl Ledger {
             if let Some(answer) = state.answers.remove(&ticket) {
                 return answer;
             }
-            let Some(end) = end else {
-                state = wake.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
-                continue;
-            };
-            let rest = end.saturating_duration_since(Instant::now());
-            if rest.is_zero() {
+            let is_in_time;
+            (state, is_in_time) = sleep(&wake, state, end);
+            if !is_in_time {
                 state.queues[direction as usize].remove(&ticket);
                 state.figures.waiting -= 1;
                 state.figures.refused += 1;
                 state.serve();
                 return Err(Refusal::Exhausted);
             }
-            state = wake.wait_timeout(state, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
 
@@ -304,14 +315,10 @@ impl Ledger {
 
     /// Sleeps, but not after the ledger is closed.
     pub fn pause(&self, limit: Duration) {
-        let Some(end) = Instant::now().checked_add(limit) else { return };
-        let mut state = self.lock();
-        while state.phase != Phase::Closed {
-            let rest = end.saturating_duration_since(Instant::now());
-            if rest.is_zero() {
-                return;
-            }
-            state = self.idle.wait_timeout(state, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        let end = end_of(Some(limit));
+        let (mut state, mut is_in_time) = (self.lock(), true);
+        while is_in_time && state.phase != Phase::Closed {
+            (state, is_in_time) = sleep(&self.idle, state, end);
         }
     }
 
@@ -333,18 +340,14 @@ impl Ledger {
             }
             state.phase = Phase::Closing;
             state.refuse_all(Refusal::Closing);
-            let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+            let end = end_of(limit);
             while !state.is_idle() && state.phase == Phase::Closing {
-                let Some(end) = end else {
-                    state = self.idle.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
-                    continue;
-                };
-                let rest = end.saturating_duration_since(Instant::now());
-                if rest.is_zero() {
+                let is_in_time;
+                (state, is_in_time) = sleep(&self.idle, state, end);
+                if !is_in_time {
                     state.phase = Phase::Open;
                     return Err(state.busy());
                 }
-                state = self.idle.wait_timeout(state, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
             }
             if state.phase == Phase::Closed {
                 return Err(Refusal::Closed);

@@ -169,7 +169,8 @@ impl Registrar {
     }
 
     /// Registers all ranges or none, and returns their regions in no special order. Ranges may come in any order and are published in it;
-    /// overlaps among them are refused, too.
+    /// overlaps among them are refused, too. BatchBusy tells a put or get that it has lost a race, which is no refusal: see
+    /// [`Registry::reserve_batch`].
     pub fn register_batch(
         &self,
         ranges: &[MemoryRange],
@@ -178,10 +179,11 @@ impl Registrar {
         transports: &[Arc<dyn Transport>],
     ) -> Result<Vec<Arc<Region>>> {
         let call = self.begin(transports, parallelism);
-        let reservations = self
-            .registry
-            .reserve_batch(ranges, options)
-            .inspect_err(|_| self.counters.registrations_refused.add(ranges.len() as u64))?;
+        let reservations = self.registry.reserve_batch(ranges, options).inspect_err(|error| {
+            if error.code() != Code::BatchBusy {
+                self.counters.registrations_refused.add(ranges.len() as u64);
+            }
+        })?;
         let (mut new, mut counted) = (Vec::with_capacity(ranges.len()), Vec::new());
         for reservation in reservations {
             match reservation {

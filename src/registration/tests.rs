@@ -81,6 +81,7 @@ impl Device for Moody {
 
 struct Bench {
     registry: Arc<Registry>,
+    counters: Arc<Counters>,
     registrar: Registrar,
     transports: Vec<Arc<dyn Transport>>,
     first: Arc<Moody>,
@@ -89,11 +90,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let registry = Arc::new(Registry::new());
+        let (registry, counters) = (Arc::new(Registry::new()), Arc::new(Counters::default()));
         let (first, second) = (Moody::new(), Moody::new());
         Bench {
-            registrar: Registrar::new(registry.clone(), Arc::default(), &Config::default()),
+            registrar: Registrar::new(registry.clone(), counters.clone(), &Config::default()),
             registry,
+            counters,
             transports: vec![first.clone(), second.clone()],
             first,
             second,
@@ -158,6 +160,20 @@ fn a_batch_that_fails_gives_back_counted_references() {
     assert!(bench.registrar.register_batch(&[range(0x1000), range(0x2000)], &options(true), None, &bench.transports).is_err());
     bench.registrar.unregister(0x1000, &bench.transports).unwrap();
     assert_eq!(bench.registry.len(), 0);
+}
+
+#[test]
+fn what_a_put_or_get_waits_for_is_no_refused_registration() {
+    let bench = Bench::new();
+    let call = RegionOptions { owner: Owner::Call, ..options(false) };
+    let register = || {
+        let outcome = bench.registrar.register_batch(&[range(0x1000)], &call, None, &bench.transports);
+        (outcome.err().unwrap().code(), bench.counters.registrations_refused.get())
+    };
+    let Ok(Reservation::New(region)) = bench.registry.reserve(range(0x1000), &options(false)) else { panic!("not reserved") };
+    assert_eq!(register(), (Code::BatchBusy, 0));
+    bench.registry.quarantine(&region);
+    assert_eq!(register(), (Code::AddressOverlapped, 1));
 }
 
 #[test]

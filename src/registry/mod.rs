@@ -40,7 +40,7 @@ use index::{Entry, Index, LEAF_CAPACITY, Pinned, Writer};
 use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) use region::slowness::{pause_after_changing, pause_before_looking};
 pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
 pub use shared::SharedGuards;
@@ -382,7 +382,8 @@ impl Registry {
     }
 
     /// [`Registry::reserve`] for many ranges, all or nothing, under one lock; results in input order. Overlaps within the list are refused,
-    /// too, also of counted ranges. The text of an error says which entry it was.
+    /// too, also of counted ranges. The text of an error says which entry it was. `BatchBusy`, unlogged, for a put or get if what is in
+    /// the way becomes live or goes by itself: it waits and tries again.
     pub fn reserve_batch(&self, ranges: &[MemoryRange], options: &RegionOptions) -> Result<Vec<Reservation>> {
         let explain = |at: usize, reason: &str| {
             format!(
@@ -418,7 +419,7 @@ impl Registry {
                     };
                     let text = explain(at, &reason);
                     return Err(match collision.is_waited_for(options) {
-                        true => Error::quiet(Code::AddressOverlapped, text),
+                        true => Error::quiet(Code::BatchBusy, text),
                         false => Error::new(Code::AddressOverlapped, text),
                     });
                 }

@@ -190,7 +190,7 @@ impl Region {
     }
 
     pub(super) fn state(&self) -> State {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         slowness::dawdle();
         State::from_number(self.state.load(Ordering::Acquire))
     }
@@ -198,7 +198,7 @@ impl Region {
     /// Under the registry's lock.
     pub(super) fn set_state(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         slowness::rest();
     }
 
@@ -239,7 +239,7 @@ impl Region {
 }
 
 /// Threads that look at states or change them slowly, so that what comes between two steps does come.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod slowness {
     use std::cell::Cell;
     use std::time::Duration;

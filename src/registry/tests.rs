@@ -50,17 +50,23 @@ fn unregister(registry: &Registry, address: u64) {
 fn what_a_put_or_get_waits_for_is_no_line_in_the_log() {
     let registry = Registry::new();
     let reserve = |owner| registry.reserve_batch(&[fake_range(100, 10)], &RegionOptions { owner, ..options("*") });
-    let is_logged =
-        |owner| !hear(|| assert!(reserve(owner).is_err_and(|error| error.code() == Code::AddressOverlapped))).is_empty();
+    let refusals = || {
+        [Owner::Call, Owner::Program].map(|owner| {
+            let mut code = None;
+            let lines = hear(|| code = reserve(owner).err().map(|error| error.code()));
+            (code.unwrap(), !lines.is_empty())
+        })
+    };
+    let (waited_for, in_the_way) = ((Code::BatchBusy, false), (Code::AddressOverlapped, true));
     let Ok(Reservation::New(region)) = registry.reserve(fake_range(105, 10), &options("*")) else { panic!("not reserved") };
-    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [false, true], "reserved");
+    assert_eq!(refusals(), [waited_for, in_the_way], "reserved");
     registry.commit(std::slice::from_ref(&region));
-    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [false, true], "live");
+    assert_eq!(refusals(), [waited_for, in_the_way], "live");
     let region = start_drain(&registry, 105);
-    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [false, true], "draining");
+    assert_eq!(refusals(), [waited_for, in_the_way], "draining");
     // That may last.
     registry.give_up_drain(&region);
-    assert_eq!([Owner::Call, Owner::Program].map(is_logged), [true, true], "given up");
+    assert_eq!(refusals(), [in_the_way, in_the_way], "given up");
 }
 
 fn refusal(registry: &Registry, address: u64, length: u64) -> Error {

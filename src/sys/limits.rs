@@ -59,6 +59,11 @@ pub fn open_files() -> io::Result<Limit> {
     Resource::OpenFiles.read().map(Limit::from)
 }
 
+/// Whether a call has failed because the process, or the system, has no descriptor left.
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// Raises the soft limit of open files to the hard limit and returns what holds then. Needs no privilege.
 pub fn raise_open_files() -> io::Result<Limit> {
     let mut limit = Resource::OpenFiles.read()?;

@@ -57,6 +57,16 @@ impl MemoryRange {
         (offset <= self.length && length <= self.length - offset).then_some(MemoryRange { address, length })
     }
 
+    /// Its parts of these lengths, one behind the other; `None` for each that does not fit.
+    pub fn parts(self, lengths: impl IntoIterator<Item = u64>) -> impl Iterator<Item = Option<MemoryRange>> {
+        let mut offset = 0_u64;
+        lengths.into_iter().map(move |length| {
+            let part = self.part(offset, length);
+            offset = offset.saturating_add(length);
+            part
+        })
+    }
+
     /// The range that both make up if they overlap or touch.
     pub fn union(&self, other: &MemoryRange) -> Option<MemoryRange> {
         let (address, end) = (self.address.min(other.address), self.end().max(other.end()));

@@ -36,7 +36,7 @@ use crate::error::{Code, Error, Result};
 use crate::sys::epoll::{Epoll, Events, Interest};
 use crate::sys::event::EventFd;
 use crate::sys::peer::{self, Peer};
-use crate::sys::{fork, thread};
+use crate::sys::{fork, limits, thread};
 
 /// How names that are drawn begin: `te info --watch` finds them by it.
 pub const PREFIX: &str = "transfer-engine-";
@@ -158,12 +158,19 @@ impl Drop for Exporter {
     }
 }
 
+/// Why the system did not do it. `advice` is for all that is no limit.
+fn refused(what: String, error: io::Error, advice: &str) -> Error {
+    if limits::is_out_of_descriptors(&error) {
+        return Error::new(Code::Limit, format!("{what}: {error}; raise the limit of open files (ulimit -n)"));
+    }
+    Error::new(Code::Socket, format!("{what}: {error}{advice}"))
+}
+
 /// Makes the directory if it is not there, makes sure that nobody else can put anything into it, and removes sockets of processes that have
 /// ended without doing so.
 fn prepare(directory: &Path) -> Result<()> {
-    let cannot = |error: io::Error| {
-        Error::new(Code::Socket, format!("cannot use {} for metrics: {error}; name a directory of your own", directory.display()))
-    };
+    let cannot =
+        |error| refused(format!("cannot use {} for metrics", directory.display()), error, "; name a directory of your own");
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(cannot(error)),
         _ => {}
@@ -193,8 +200,7 @@ fn prepare(directory: &Path) -> Result<()> {
 
 /// Nothing where there is something already that is not to be replaced.
 fn listen(path: &Path) -> Result<Option<UnixListener>> {
-    let cannot =
-        |error: io::Error| Error::new(Code::Socket, format!("cannot open a socket for metrics at {}: {error}", path.display()));
+    let cannot = |error| refused(format!("cannot open a socket for metrics at {}", path.display()), error, "");
     let address = SockAddr::unix(path).map_err(|error| {
         Error::new(Code::InvalidArgument, format!("{} cannot be the path of a socket: {error}", path.display()))
     })?;
@@ -273,7 +279,8 @@ impl Worker {
             let Ok(ready) = self.epoll.wait(&mut events, None) else { break };
             for event in ready {
                 match event.token {
-                    TOKEN_STOP => {
+                    // Before each: what others ask for may take long, and whoever ends this waits for none of them.
+                    _ if self.stop.clear() => {
                         // Nobody is to wait at a socket that a forked child has open, too.
                         let _ = SockRef::from(&self.listener).shutdown(Shutdown::Both);
                         self.connections.drain(..).for_each(|connection| connection.end(&self.epoll));
@@ -389,6 +396,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::symlink;
     use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
     use std::time::Duration;
 
     use super::*;
@@ -535,6 +543,32 @@ mod tests {
         assert_eq!(first.read(&mut [0]).unwrap(), 0, "the first has made room");
         assert!(ask(exporter.path(), "").eq(&text));
         drop(exporter);
+    }
+
+    #[test]
+    fn readers_are_not_served_before_it_ends() {
+        let directory = Directory::new();
+        let (begins, begun) = mpsc::channel();
+        let (may_end, ends) = mpsc::channel();
+        let ends = Mutex::new(ends);
+        let render = move || {
+            begins.send(()).unwrap();
+            ends.lock().recv().ok().map(|()| String::new())
+        };
+        let exporter = Exporter::start(Place::Path(&directory.socket()), render).unwrap();
+        let mut readers: Vec<UnixStream> = (1..PLACES).map(|_| connect(exporter.path())).collect();
+        // Answered later than the others were accepted.
+        may_end.send(()).unwrap();
+        ask(exporter.path(), "");
+        begun.recv().unwrap();
+        readers[0].write_all(b"\n\n").unwrap();
+        begun.recv().unwrap();
+        // Meanwhile the others ask, too, and then it is to end.
+        readers.iter_mut().for_each(|reader| reader.write_all(b"\n\n").unwrap());
+        exporter.stop.signal();
+        drop(may_end);
+        drop(exporter);
+        assert_eq!(begun.iter().count(), 0);
     }
 
     #[test]

@@ -462,9 +462,9 @@ pub unsafe extern "C" fn te_get_leased(
         // SAFETY: the caller passes a struct of `struct_size` bytes.
         let size = unsafe { growth::output_size(lease, "lease") }?;
         results.check()?;
+        let items = Array { first: items, size: item_size, count };
         // SAFETY: the caller passes an array of these sizes, and NULL or a struct of `struct_size` bytes.
-        let (items, options) =
-            unsafe { (read_leased_items(Array { first: items, size: item_size, count })?, read_transfer_options(options)?) };
+        let (items, options) = unsafe { (read_items(items, leased_item)?, read_transfer_options(options)?) };
         let (finished, granted) = engine.get_leased(&call.target().pool, &items, options)?;
         if let Some(granted) = granted {
             // SAFETY: as above.
@@ -534,48 +534,42 @@ unsafe fn transfer(
         let call = handle::enter_pool(pool as u64)?;
         results.check()?;
         // SAFETY: as for this function.
-        let (items, options) = unsafe { (read_items(items)?, read_transfer_options(options)?) };
+        let item = |index, te_pool_item { local, length, segment, remote_addr }: te_pool_item| {
+            // SAFETY: as for this function.
+            let local = unsafe { memory::local_range(local, length, index) }?;
+            Ok(Item { local, segment, remote_address: remote_addr })
+        };
+        // SAFETY: as for this function.
+        let (items, options) = unsafe { (read_items(items, item)?, read_transfer_options(options)?) };
         let finished = body(engine, &call.target().pool, &items, options)?;
         // SAFETY: as for this function.
         unsafe { results.write(&finished) }
     })
 }
 
-/// Reads and checks the caller's items: all or none.
+/// Reads and checks the caller's items by `check`, which is given their places: all or none.
 ///
 /// # Safety
-/// The array must have its elements, whose local ranges are the caller's to give.
-unsafe fn read_items(Array { first, size, count }: Array) -> Result<Vec<Item>> {
+/// The array must have its elements.
+unsafe fn read_items<T>(items: Array, check: impl Fn(usize, te_pool_item) -> Result<T>) -> Result<Vec<T>> {
+    let Array { first, size, count } = items;
     // SAFETY: as for this function.
     let array = unsafe { growth::read_array(first, size, count, "items") }?;
+    // Not by `collect`, which does not know how many there are until all are checked.
     let mut items = Vec::with_capacity(count);
     for (index, item) in array.enumerate() {
-        let te_pool_item { local, length, segment, remote_addr } = item?;
-        // SAFETY: as for this function.
-        let local = unsafe { memory::local_range(local, length, index) }?;
-        items.push(Item { local, segment, remote_address: remote_addr });
+        items.push(check(index, item?)?);
     }
     Ok(items)
 }
 
-/// The same for te_get_leased.
-///
-/// # Safety
-/// The array must have its elements.
-unsafe fn read_leased_items(Array { first, size, count }: Array) -> Result<Vec<LeasedItem>> {
-    // SAFETY: as for this function.
-    let array = unsafe { growth::read_array(first, size, count, "items") }?;
-    let mut items = Vec::with_capacity(count);
-    for (index, item) in array.enumerate() {
-        let te_pool_item { local, length, segment, remote_addr } = item?;
-        if !local.is_null() {
-            return Err(guard::invalid(format!(
-                "items[{index}].local is {local:p}; it must be NULL, since the bytes go into a lease"
-            )));
-        }
-        items.push(LeasedItem { length, segment, remote_address: remote_addr });
+fn leased_item(index: usize, item: te_pool_item) -> Result<LeasedItem> {
+    let te_pool_item { local, length, segment, remote_addr } = item;
+    if !local.is_null() {
+        let text = format!("items[{index}].local is {local:p}; it must be NULL, since the bytes go into a lease");
+        return Err(guard::invalid(text));
     }
-    Ok(items)
+    Ok(LeasedItem { length, segment, remote_address: remote_addr })
 }
 
 /// Reads and checks the caller's options.

@@ -41,6 +41,7 @@ use super::lane::{self, ATTEMPTS, Lane, Loss, Work};
 use super::wire::Version;
 use crate::error::{Code, Error, Result};
 use crate::metadata::SegmentDescriptor;
+use crate::sys::limits;
 use crate::transport::{Completion, Opcode, Segment, Slice, Slices};
 
 /// How much is queued on a lane before another is taken.
@@ -417,7 +418,7 @@ impl Peer {
             state.address += 1;
             return None;
         }
-        let is_limit = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        let is_limit = limits::is_out_of_descriptors(&error);
         let error = self.cannot_connect(address, &error, is_limit);
         if is_limit {
             return state.fail_backlog(error);
