@@ -453,13 +453,17 @@ impl Registrar {
         devices: &Arc<[Arc<dyn Device>]>,
         settings: &Settings,
     ) -> Vec<Result<()>> {
-        let (mut held, mut costs) = (Vec::new(), Vec::new());
+        let (mut held, mut costs, mut chunk_count) = (Vec::new(), Vec::new(), 0);
         for (position, registrations) in registrations.iter().enumerate() {
             let Some(registrations) = registrations else { continue };
             let before = held.len();
             for chunk in registrations.chunks() {
-                let keys = (0..chunk.device_count()).filter_map(|device| Some((device, chunk.key(device)?)));
-                held.extend(keys.map(|(device, key)| Held { region: position, device, key }));
+                // Each chunk from another device on, so that threads at different chunks are not at the same device, either.
+                let count = chunk.device_count();
+                let keys = (0..count).map(|step| (chunk_count + step) % count);
+                let keys = keys.filter_map(|device| Some((device, chunk.key(device)?)));
+                held.extend(keys.map(|(device, key)| Held { region: position, chunk: chunk_count, device, key }));
+                chunk_count += 1;
             }
             let count = (held.len() - before) as u32;
             let pinning = match (registrations.pinning(), registrations.chunks()) {
@@ -470,13 +474,15 @@ impl Registrar {
         }
         let longest = costs.iter().copied().max().unwrap_or_default();
         let expected = costs.iter().sum();
-        let threads = match plan::team(costs.into_iter(), settings) {
-            threads if settings.parallelism == Parallelism::Auto => self.observed.release_threads(threads),
-            threads => threads,
+        let threads = plan::team(costs.into_iter(), settings);
+        let by_chunks = pinning::is_shared_by_chunks(&held, threads);
+        let threads = match settings.parallelism {
+            Parallelism::Auto => self.observed.release_threads(threads, by_chunks),
+            _ => threads,
         };
         let begin = Instant::now();
         let outcomes = pinning::unpin(held, registrations.len(), threads, longest, devices, &self.workers);
-        self.observed.add_release(threads, expected, begin.elapsed());
+        self.observed.add_release(threads, by_chunks, expected, begin.elapsed());
         outcomes
     }
 

@@ -1,5 +1,6 @@
 //! Doing what a plan says: populating, pinning chunks with devices, and taking them back; all or nothing.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub struct PinFailure {
 pub struct Held {
     /// Position of the region, for the answer.
     pub region: usize,
+    /// Which chunk of all, so that keys of the same pages are known.
+    pub chunk: usize,
     pub device: usize,
     pub key: MemoryKey,
 }
@@ -33,8 +36,8 @@ pub struct Observed {
     pages: AtomicU64,
     /// How long giving keys back took, in thousandths of what it was expected to take on one thread.
     release_alone: AtomicU64,
-    /// The same where several threads shared it.
-    release_shared: AtomicU64,
+    /// The same where several threads shared it: key by key, and by chunks.
+    release_shared: [AtomicU64; 2],
 }
 
 impl Observed {
@@ -43,31 +46,32 @@ impl Observed {
             call: assumed.call.into(),
             pages: assumed.pages.into(),
             release_alone: AtomicU64::new(1000),
-            release_shared: AtomicU64::new(600),
+            release_shared: [600, 600].map(AtomicU64::new),
         }
     }
 
     /// On how many threads keys are given back that would be worth so many: on one where that was faster so far. Threads that count down
     /// the users of the same pages lose more than they win where the CPUs' caches are far from each other, or a CPU is busy: they
-    /// took four times as long as one. Which it is may change from minute to minute.
-    pub fn release_threads(&self, threads: usize) -> usize {
-        let shared = self.release_shared.load(Ordering::Relaxed);
+    /// took four times as long as one. Which it is may change from minute to minute, and is not the same by chunks, where they do not meet.
+    pub fn release_threads(&self, threads: usize, by_chunks: bool) -> usize {
+        let value = &self.release_shared[usize::from(by_chunks)];
+        let shared = value.load(Ordering::Relaxed);
         if threads < 2 || shared < self.release_alone.load(Ordering::Relaxed) {
             return threads;
         }
         // So it is tried again, the later the worse it was: after 11 calls if it took twice as long.
-        self.release_shared.store(shared - shared / 16, Ordering::Relaxed);
+        value.store(shared - shared / 16, Ordering::Relaxed);
         1
     }
 
     /// What it took, and what it was expected to take on one thread.
-    pub fn add_release(&self, threads: usize, expected: Duration, spent: Duration) {
+    pub fn add_release(&self, threads: usize, by_chunks: bool, expected: Duration, spent: Duration) {
         /// Below, waking threads is a good part of it.
         const SHORT: Duration = Duration::from_micros(500);
         if expected < SHORT {
             return;
         }
-        let value = if threads > 1 { &self.release_shared } else { &self.release_alone };
+        let value = if threads > 1 { &self.release_shared[usize::from(by_chunks)] } else { &self.release_alone };
         // Within limits: a thread that did not run for a while says little.
         let new = (spent.as_nanos() * 1000 / expected.as_nanos()).clamp(100, 5000) as u64;
         value.store(value.load(Ordering::Relaxed).midpoint(new), Ordering::Relaxed);
@@ -144,7 +148,7 @@ pub fn pin(
                 if chunk.pages > 0 {
                     pinning[chunk.region] += *spent;
                 }
-                held.push(Held { region: chunk.region, device: pin.device, key: *key });
+                held.push(Held { region: chunk.region, chunk: pin.chunk, device: pin.device, key: *key });
             }
             // Whatever the order of the threads, the error of the first chunk is told.
             Some((_, Err(error))) if failure.as_ref().is_none_or(|(first, _)| pin.chunk < *first) => {
@@ -216,6 +220,32 @@ fn lag(cost: Duration, threads: usize, count: usize) -> Duration {
     if lag < SHORTEST { Duration::ZERO } else { lag }
 }
 
+/// Keys of the same chunk that follow each other.
+fn chunks(held: &[Held]) -> impl Iterator<Item = &[Held]> {
+    held.chunk_by(|one, next| one.chunk == next.chunk)
+}
+
+/// Whether each of so many threads gives all keys of a chunk back before it takes another one: where there are enough chunks that all
+/// of them are busy for four fifths of the time. No two are at the same pages then, which costs most where the CPUs are far
+/// from each other, and a chunk's pages are still in a thread's cache for the next device.
+pub fn is_shared_by_chunks(held: &[Held], threads: usize) -> bool {
+    let count = chunks(held).count();
+    threads > 1 && 4 * threads * count.div_ceil(threads) <= 5 * count
+}
+
+/// What is given back at a time, by positions.
+fn jobs(held: &[Held], by_chunks: bool) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let next = |length| {
+        start += length;
+        start - length..start
+    };
+    match by_chunks {
+        true => chunks(held).map(<[Held]>::len).map(next).collect(),
+        false => held.iter().map(|_| 1).map(next).collect(),
+    }
+}
+
 /// Gives all keys back, whatever fails; each takes about `cost`. One answer for each of `region_count` regions: its first error.
 pub fn unpin(
     held: Vec<Held>,
@@ -225,23 +255,27 @@ pub fn unpin(
     devices: &Arc<[Arc<dyn Device>]>,
     workers: &Workers,
 ) -> Vec<Result<()>> {
-    let count = held.len();
-    let jobs = Arc::new((held, devices.clone(), (0..count).map(|_| OnceLock::new()).collect::<Vec<OnceLock<Result<()>>>>()));
-    let work = jobs.clone();
-    let (lag, begin) = (lag(cost, threads, count), Instant::now());
+    let by_chunks = is_shared_by_chunks(&held, threads);
+    let jobs = jobs(&held, by_chunks);
+    let outcomes: Vec<OnceLock<Result<()>>> = held.iter().map(|_| OnceLock::new()).collect();
+    let (lag, begin) = (if by_chunks { Duration::ZERO } else { lag(cost, threads, held.len()) }, Instant::now());
+    let keys = Arc::new((held, outcomes));
+    let (work, devices, count) = (keys.clone(), devices.clone(), jobs.len());
     let deregister = move |job: usize| {
-        let (held, devices, outcomes) = &*work;
+        let (held, outcomes) = &*work;
         if job < threads {
             // Waking took part of it; a sleep is not that exact.
             while begin.elapsed() < lag * job as u32 {
                 std::hint::spin_loop();
             }
         }
-        let _ = outcomes[job].set(devices[held[job].device].deregister(&held[job].key));
+        for at in jobs[job].clone() {
+            let _ = outcomes[at].set(devices[held[at].device].deregister(&held[at].key));
+        }
     };
     workers.run(count, threads, Arc::new(deregister));
     let mut answers = vec![Ok(()); region_count];
-    for (held, outcome) in jobs.0.iter().zip(&jobs.2) {
+    for (held, outcome) in keys.0.iter().zip(&keys.1) {
         let defect = || Err(Error::new(Code::Internal, "deregistering memory broke off, a defect of this library"));
         let outcome = outcome.get().cloned().unwrap_or_else(defect);
         let answer = &mut answers[held.region];
@@ -273,21 +307,21 @@ mod tests {
     fn keys_are_given_back_by_one_thread_where_several_were_slower_and_by_several_again_later() {
         let observed = Observed::new(JobCost::ASSUMED);
         let (expected, short) = (Duration::from_millis(2), Duration::from_micros(50));
-        assert_eq!((observed.release_threads(4), observed.release_threads(1)), (4, 1));
-        observed.add_release(4, short, Duration::from_secs(1));
-        assert_eq!(observed.release_threads(4), 4);
-        observed.add_release(4, expected, Duration::from_secs(1));
-        let retries = |observed: &Observed| (0..).take_while(|_| observed.release_threads(4) == 1).count();
+        assert_eq!((observed.release_threads(4, false), observed.release_threads(1, false)), (4, 1));
+        observed.add_release(4, false, short, Duration::from_secs(1));
+        assert_eq!(observed.release_threads(4, false), 4);
+        observed.add_release(4, false, expected, Duration::from_secs(1));
+        let retries = |observed: &Observed| (0..).take_while(|_| observed.release_threads(4, false) == 1).count();
         let (far, near) = (retries(&observed), {
-            observed.add_release(4, expected, expected * 3 / 2);
+            observed.add_release(4, false, expected, expected * 3 / 2);
             retries(&observed)
         });
         assert!(near > 0 && far > near && far < 32, "{far} {near}");
         // The same that is slower than one thread here is faster than one thread there.
-        observed.add_release(4, expected, expected * 3 / 2);
-        assert_eq!(observed.release_threads(4), 1);
-        (0..8).for_each(|_| observed.add_release(1, expected, 3 * expected));
-        assert_eq!(observed.release_threads(4), 4);
+        observed.add_release(4, false, expected, expected * 3 / 2);
+        assert_eq!(observed.release_threads(4, false), 1);
+        (0..8).for_each(|_| observed.add_release(1, false, expected, 3 * expected));
+        assert_eq!(observed.release_threads(4, false), 4);
     }
 
     #[test]

@@ -260,6 +260,7 @@ struct Scripted {
     gate: Mutex<Option<Arc<Gate>>>,
     load: Arc<Load>,
     calls: Mutex<Vec<(u64, ThreadId)>>,
+    returns: Mutex<Vec<(u64, ThreadId)>>,
 }
 
 /// Opens for as many at a time; whoever waits for too long panics.
@@ -327,6 +328,7 @@ impl Device for Scripted {
     }
     fn deregister(&self, key: &MemoryKey) -> Result<()> {
         self.enter();
+        self.returns.lock().push((key.handle as u64, std::thread::current().id()));
         if *self.keeps.lock() == Some(key.handle as u64) {
             return Err(Error::quiet(Code::Context, format!("{} keeps it", self.name)));
         }
@@ -378,6 +380,7 @@ impl Fleet {
             gate: Mutex::default(),
             load: load.clone(),
             calls: Mutex::default(),
+            returns: Mutex::default(),
         };
         let devices: Vec<_> = (0..devices).map(|number| Arc::new(device(number))).collect();
         let (registry, counters) = (Arc::new(Registry::new()), Arc::new(Counters::default()));
@@ -563,6 +566,7 @@ fn a_device_that_is_gone_has_no_key() {
         gate: Mutex::default(),
         load,
         calls: Mutex::default(),
+        returns: Mutex::default(),
     };
     fleet.devices[1] = Arc::new(gone);
     fleet.transports = vec![Arc::new(Rig(fleet.devices.clone()))];
@@ -604,6 +608,34 @@ fn what_providing_pages_took_is_no_measure_of_giving_them_back() {
     assert!(pinning() > Duration::ZERO);
 }
 
+/// Gives back 64 MiB of zeros, whose pages the first device has provided, once it is known that sharing took 100 times as long
+/// as expected. Most calls at a time, which wait for each other if there are to be two.
+fn calls_at_a_time_after_a_bad_one(max_mr_size: u64, wanted: usize) -> Option<usize> {
+    let fleet = Fleet::new(2, max_mr_size, 2);
+    let memory = pages::tests::Mapping::anonymous(64 * MIB as usize);
+    let look_at = |offset| u32::from(memory.read(offset));
+    assert_eq!((0..64 * MIB as usize).step_by(4096).map(look_at).sum::<u32>(), 0);
+    fleet.register(&[memory.range()], Parallelism::Auto).unwrap();
+    if Pagemap::open().is_ok_and(|pagemap| populate::is_huge(memory.range(), &pagemap)) {
+        return None;
+    }
+    let expected = Duration::from_millis(1);
+    fleet.registrar.observed.add_release(2, false, expected, 100 * expected);
+    fleet.set_gate(wanted);
+    fleet.registrar.unregister(memory.range().address(), &fleet.transports).unwrap();
+    assert_eq!(fleet.live(), [0; 2]);
+    Some(fleet.load.peak.load(Ordering::SeqCst))
+}
+
+#[test]
+fn what_sharing_the_same_pages_took_keeps_threads_from_it_but_not_from_sharing_chunks() {
+    let seen = [(u64::MAX, 1), (16 * MIB, 2)].map(|(max_mr_size, wanted)| calls_at_a_time_after_a_bad_one(max_mr_size, wanted));
+    if seen.contains(&None) {
+        return eprintln!("skipped: the page of zeros is a large one here");
+    }
+    assert_eq!(seen, [Some(1), Some(2)]);
+}
+
 /// The gate opens only for two at a time.
 #[test]
 fn pages_that_pinning_provided_are_given_back_by_several_threads() {
@@ -620,6 +652,28 @@ fn pages_that_pinning_provided_are_given_back_by_several_threads() {
     fleet.set_gate(2);
     fleet.registrar.unregister(memory.range().address(), &fleet.transports).unwrap();
     assert_eq!((fleet.live(), fleet.load.peak.load(Ordering::SeqCst)), (vec![0; 2], 2));
+}
+
+/// The gate opens only for two at a time, so both threads do half of it.
+#[test]
+fn threads_that_give_chunks_back_are_not_at_the_same_one() {
+    for (count, devices) in [(2, 2), (4, 3), (6, 8)] {
+        let mut fleet = Fleet::new(devices, MIB, 2);
+        fleet.registrar.parallelism = Parallelism::Parallel;
+        let regions = [long_range(1 << 32, count / 2 * MIB), long_range(1 << 33, count / 2 * MIB)];
+        fleet.register(&regions, Parallelism::Sequential).unwrap();
+        fleet.set_gate(2);
+        fleet.registrar.unregister_batch(&regions.map(|region| region.address()), &fleet.transports).unwrap();
+        assert_eq!(fleet.live(), vec![0; devices]);
+        let mut threads_of: BTreeMap<u64, Vec<ThreadId>> = BTreeMap::new();
+        for (chunk, thread) in fleet.devices.iter().flat_map(|device| device.returns.lock().clone()) {
+            threads_of.entry(chunk).or_default().push(thread);
+        }
+        assert_eq!(threads_of.len() as u64, count);
+        assert!(threads_of.values().all(|threads| threads.iter().all(|thread| *thread == threads[0])), "{threads_of:?}");
+        let here = std::thread::current().id();
+        assert_eq!(threads_of.values().filter(|threads| threads[0] == here).count() as u64, count / 2);
+    }
 }
 
 #[test]

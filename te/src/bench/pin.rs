@@ -2,8 +2,9 @@
 //! chooses, beside one device after the other, a thread for each device, and what two threads reach without any library.
 //!
 //! Each cell is a kind of memory, a size of pages, a size of memory, and a number of devices. In each round, every way registers a fresh
-//! mapping that was prepared in the same manner, and unregisters it. Ways take turns in coming first, forwards and backwards, for each
-//! finds the caches and the kernel's lists of free pages as the one before has left them.
+//! mapping that was prepared in the same manner, and unregisters it. Each way comes after each other one equally often, for it finds
+//! the caches and the kernel's lists of free pages as the one before has left them. The first two are measured twice: the better of them is
+//! what ours is held against, and what it differs from itself is what differences mean here.
 
 use std::error::Error;
 use std::fs::File;
@@ -97,13 +98,19 @@ impl Pages {
     }
 }
 
-/// Ways to register, in this order: ours has the same neighbours as the one it is compared with.
+/// Ways to register, in the order of their costs.
 const WAYS: [&str; 4] = ["sequential", "a thread each", "ours", "two threads"];
 
-/// The way of so many whose turn it is.
+/// Behind the ways, the first two of them once more.
+const WITH_CONTROLS: usize = WAYS.len() + 2;
+
+/// The way of so many whose turn it is: the rounds are a Williams design, in which each way comes after each other one equally often
+/// within `count` rounds, or within twice as many if that is odd, and takes each place once.
 fn way_of(count: usize, round: usize, position: usize) -> usize {
-    let step = if round.is_multiple_of(2) { position } else { count - position };
-    (round + step) % count
+    // 0, 1, -1, 2, -2, ...
+    let step = if position.is_multiple_of(2) { count - position / 2 } else { position.div_ceil(2) };
+    let is_backwards = !(round / count).is_multiple_of(2);
+    (round + if is_backwards { 2 * count - step } else { step }) % count
 }
 
 /// Microseconds.
@@ -160,13 +167,31 @@ struct Row {
     limit_gain: Spread,
     /// Ours divided by what the two threads take, round by round.
     of_limit: Spread,
-    /// Ours less the shorter of the two others, in microseconds, round by round.
+    /// Ours less that of the first two whose median is smaller, in microseconds, round by round.
     loss_us: Spread,
-    /// Whether the median of `loss_us` is more than 50 µs and more than 5 % of the shorter of the two others.
-    is_slower: bool,
+    /// That way, measured once more in the same rounds, less itself.
+    control_us: Spread,
+    /// How far those two are from each other in the middle of the rounds: what is seen without any difference.
+    chance_us: f64,
+    /// What the median of `loss_us` is allowed: 5 % of that way's, 50 µs at least.
+    allowed_us: f64,
 }
 
 impl Row {
+    /// Whether ours takes longer than it may.
+    fn is_above_limit(&self) -> bool {
+        self.loss_us.median > self.allowed_us
+    }
+
+    /// Whether it takes longer than it may, but not by more than the better way does by chance.
+    fn is_undecided(&self) -> bool {
+        self.is_above_limit() && self.loss_us.median <= self.chance_us
+    }
+
+    fn is_slower(&self) -> bool {
+        self.is_above_limit() && !self.is_undecided()
+    }
+
     fn misses(&self) -> bool {
         self.wanted_gain.is_some_and(|wanted| self.gain.median < wanted)
     }
@@ -176,17 +201,16 @@ impl Row {
         self.misses() && self.wanted_gain.is_some_and(|wanted| self.limit_gain.median < wanted)
     }
 
-    /// What came of it, in a word.
-    fn verdict(&self) -> &'static str {
-        match (self.is_slower, self.misses()) {
-            (true, true) if self.is_limited() => "slower, missed by both",
-            (true, true) => "slower, missed",
-            (true, false) => "slower",
-            (false, true) if self.is_limited() => "missed by both",
-            (false, true) => "missed",
-            (false, false) if self.wanted_gain.is_some() => "reached",
-            (false, false) => "",
-        }
+    /// What came of it, in a word each.
+    fn verdict(&self) -> String {
+        let gain = match (self.wanted_gain.is_some(), self.misses()) {
+            (true, true) if self.is_limited() => Some("missed by both"),
+            (true, true) => Some("missed"),
+            (true, false) => Some("reached"),
+            (false, _) => None,
+        };
+        let words = [self.is_slower().then_some("slower"), self.is_undecided().then_some("undecided"), gain];
+        words.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -284,7 +308,7 @@ impl Fleet {
         Ok(Fleet { registry, registrar, transports: vec![Arc::new(transport)], rings })
     }
 
-    /// Each of the first `COUNT` of [`WAYS`] in its turn, with memory of its own. Costs are in the order of ways.
+    /// Each of the first `COUNT` of [`WAYS`] and those that are measured twice in its turn, with memory of its own. Costs are in that order.
     pub fn measure_round<const COUNT: usize>(
         &self,
         round: usize,
@@ -298,7 +322,7 @@ impl Fleet {
             let begin = Instant::now();
             let prepared = Prepared::new(memory, pages, bytes)?;
             let allocate = begin.elapsed().as_secs_f64() * 1e6;
-            costs[way] = Cost { allocate, ..self.measure(way, memory, &prepared)? };
+            costs[way] = Cost { allocate, ..self.measure(way % WAYS.len(), memory, &prepared)? };
         }
         Ok(costs)
     }
@@ -401,14 +425,16 @@ fn cost(begin: Instant, middle: Instant) -> Cost {
     Cost { register, unregister, ..Cost::default() }
 }
 
-fn rows_of(rounds: &[[Cost; WAYS.len()]], cell: Cell) -> [Row; 2] {
+fn rows_of(rounds: &[[Cost; WITH_CONTROLS]], cell: Cell) -> [Row; 2] {
     type Figure = fn(&Cost) -> f64;
     let operations: [(&str, Figure); 2] = [("register", |cost| cost.register), ("unregister", |cost| cost.unregister)];
     operations.map(|(operation, figure)| {
         let [sequential_us, naive_us, ours_us, limit_us] =
             [0, 1, 2, 3].map(|way| Spread::over(rounds, |round| figure(&round[way])));
-        let best = |round: &[Cost; WAYS.len()]| figure(&round[0]).min(figure(&round[1]));
-        let loss_us = Spread::over(rounds, |round| figure(&round[2]) - best(round));
+        // Not the shorter of the two in each round, which is shorter than either by chance.
+        let better = usize::from(naive_us.median < sequential_us.median);
+        let less_better = |way: usize| move |round: &[Cost; WITH_CONTROLS]| figure(&round[way]) - figure(&round[better]);
+        let again = less_better(WAYS.len() + better);
         Row {
             operation,
             cell,
@@ -430,8 +456,10 @@ fn rows_of(rounds: &[[Cost; WAYS.len()]], cell: Cell) -> [Row; 2] {
             wanted_gain: wanted_gain(operation, cell.memory, cell.pages, cell.devices),
             limit_gain: Spread::over(rounds, |round| figure(&round[0]) / figure(&round[3])),
             of_limit: Spread::over(rounds, |round| figure(&round[2]) / figure(&round[3])),
-            is_slower: loss_us.median > (Spread::over(rounds, best).median * 0.05).max(50.0),
-            loss_us,
+            loss_us: Spread::over(rounds, less_better(2)),
+            control_us: Spread::over(rounds, again),
+            chance_us: Spread::over(rounds, |round| again(round).abs()).median,
+            allowed_us: ([sequential_us, naive_us][better].median * 0.05).max(50.0),
         }
     })
 }
@@ -443,18 +471,32 @@ fn text(report: &Report<'_>) -> String {
         "Registering memory with several devices (rings of io_uring), and unregistering it: one after the other, on a thread for each, as \
          this library does it, and by two threads without a library: each populates one half if pages are absent, then both pin. µs, median \
          (smallest..largest) of {} rounds. Gain: sequential time to ours, round by round, and what it is to reach; missed by both: two \
-         threads miss it, too. Round trip: of a cache line from one CPU to another, which every page costs if several threads count its users. Slower: than the better of the first two in the same round by more than 5 % and 50 µs, in the median.",
+         threads miss it, too. Round trip: of a cache line from one CPU to another, which every page costs if several threads count its users. \
+         Loss: ours less that of the first two whose median is smaller, round by round. Control: that way, measured once more in each \
+         round, less itself. Slower: the loss is more than 5 % of that way and 50 µs, in the median. Undecided: it is, but no more than the \
+         control is off in half of the rounds.",
         report.settings.pin_rounds
     ));
     for operation in ["register", "unregister"] {
         out += &format!(
-            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6}\n",
-            "size", "dev", WAYS[0], WAYS[1], WAYS[2], WAYS[3], "ours/two threads", "round trip, ns", "gain", "wanted"
+            "\n{operation:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6} {:>21} {:>21}\n",
+            "size",
+            "dev",
+            WAYS[0],
+            WAYS[1],
+            WAYS[2],
+            WAYS[3],
+            "ours/two threads",
+            "round trip, ns",
+            "gain",
+            "wanted",
+            "loss",
+            "control"
         );
         for row in report.rows.iter().filter(|row| row.operation == operation) {
             let what = format!("{:?}, {:?}", row.cell.memory, row.cell.pages).to_lowercase();
-            out += &format!(
-                "{what:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6} {}\n",
+            let line = format!(
+                "{what:<22} {:>7} {:>3} {:>21} {:>21} {:>21} {:>21} {:>17} {:>15} {:>17} {:>6} {:>21} {:>21} {}",
                 output::bytes(row.cell.bytes as u64).replace(' ', "").replace("iB", ""),
                 row.cell.devices,
                 row.sequential_us,
@@ -465,14 +507,21 @@ fn text(report: &Report<'_>) -> String {
                 row.cell.round_trip_ns,
                 row.gain,
                 row.wanted_gain.map(|wanted| wanted.to_string()).unwrap_or_default(),
+                row.loss_us,
+                row.control_us,
                 row.verdict()
             );
+            out += &format!("{}\n", line.trim_end());
         }
     }
-    let slower = report.rows.iter().filter(|row| row.is_slower).count();
+    let slower = report.rows.iter().filter(|row| row.is_slower()).count();
+    let undecided = report.rows.iter().filter(|row| row.is_undecided()).count();
     let wanted = report.rows.iter().filter(|row| row.wanted_gain.is_some()).count();
     let missed = report.rows.iter().filter(|row| row.misses()).count();
-    out += &format!("\n{slower} of {} lines are slower than the better of the others.\n", report.rows.len());
+    out += &format!(
+        "\n{slower} of {} lines are slower than the better of the first two, {undecided} are undecided.\n",
+        report.rows.len()
+    );
     let limited = report.rows.iter().filter(|row| row.is_limited()).count();
     out += &format!(
         "{} of {wanted} gains are reached; {limited} of the {missed} others are missed by two threads, too.\n",
@@ -502,15 +551,20 @@ mod tests {
     }
 
     #[test]
-    fn each_way_has_its_turn_and_ours_the_neighbours_of_sequential() {
-        for round in 0..8 {
-            let mut order = [0, 1, 2, 3].map(|position| way_of(WAYS.len(), round, position));
-            assert_eq!(order[0], round % 4);
-            let before = |way: usize| order.iter().position(|other| *other == way).map(|at| order[(at + 3) % 4]);
-            let neighbours = if round % 2 == 0 { [Some(3), Some(1)] } else { [Some(1), Some(3)] };
-            assert_eq!([before(0), before(2)], neighbours);
-            order.sort_unstable();
-            assert_eq!(order, [0, 1, 2, 3]);
+    fn ways_come_first_and_after_each_other_equally_often() {
+        for (count, rounds) in [(WITH_CONTROLS, WITH_CONTROLS), (WITH_CONTROLS, 2 * WITH_CONTROLS), (3, 6)] {
+            let mut follows = vec![0; count * count];
+            let mut first = vec![0; count];
+            for round in 0..rounds {
+                let order: Vec<usize> = (0..count).map(|position| way_of(count, round, position)).collect();
+                first[order[0]] += 1;
+                order.windows(2).for_each(|pair| follows[pair[0] * count + pair[1]] += 1);
+                let all: std::collections::BTreeSet<usize> = order.into_iter().collect();
+                assert!(all.into_iter().eq(0..count));
+            }
+            assert!(first.iter().all(|times| *times == rounds / count), "{first:?}");
+            let is_even = |(pair, times): (usize, &usize)| *times == if pair % (count + 1) == 0 { 0 } else { rounds / count };
+            assert!(follows.iter().enumerate().all(is_even), "{follows:?}");
         }
     }
 
@@ -530,18 +584,49 @@ mod tests {
         Cell { memory, pages, bytes: 1, devices, round_trip_ns: Spread::of(vec![50.0]) }
     }
 
-    fn round(times: [f64; 3]) -> [Cost; 4] {
-        let times = [times[0], times[1], times[2], 1010.0];
+    /// What the first two and ours take, and the first two again.
+    fn round_with([sequential, naive, ours]: [f64; 3], again: [f64; 2]) -> [Cost; WITH_CONTROLS] {
+        let times = [sequential, naive, ours, 1010.0, again[0], again[1]];
         times.map(|register| Cost { register, unregister: 10.0, ..Cost::default() })
+    }
+
+    fn round(times: [f64; 3]) -> [Cost; WITH_CONTROLS] {
+        round_with(times, [times[0], times[1]])
+    }
+
+    fn verdict(rounds: &[[Cost; WITH_CONTROLS]]) -> String {
+        rows_of(rounds, cell(Memory::Zeros, Pages::Huge, 1))[0].verdict()
     }
 
     #[test]
     fn lines_that_are_slower_are_marked() {
-        let verdict = |ours| rows_of(&[round([100.0, 200.0, ours])], cell(Memory::Written, Pages::Small, 1))[0].verdict();
-        assert_eq!([100.0, 149.0, 151.0].map(verdict), ["", "", "slower"]);
+        assert_eq!([100.0, 149.0, 151.0].map(|ours| verdict(&[round([100.0, 200.0, ours])])), ["", "", "slower"]);
+        assert_eq!([2090.0, 2110.0].map(|ours| verdict(&[round([3000.0, 2000.0, ours])])), ["", "slower"], "5 %");
         // Each round by itself: the machine was slower in the last one, and so was everything.
-        let rounds = [[100.0, 200.0, 90.0], [100.0, 200.0, 90.0], [1000.0, 2000.0, 900.0]].map(round);
-        assert_eq!(rows_of(&rounds, cell(Memory::Written, Pages::Huge, 1))[0].verdict(), "");
+        assert_eq!(verdict(&[[100.0, 200.0, 90.0], [100.0, 200.0, 90.0], [1000.0, 2000.0, 900.0]].map(round)), "");
+    }
+
+    #[test]
+    fn ways_that_are_equal_but_for_chance_are_not_told_slower() {
+        // In each round one of three is longer by chance: the shorter of two is mostly short, and so is each in the median.
+        let rounds = [[200.0, 100.0, 100.0], [100.0, 200.0, 100.0], [100.0, 100.0, 200.0], [100.0, 100.0, 200.0]].map(round);
+        assert_eq!(verdict(&rounds), "");
+        assert_eq!(verdict(&[[200.0, 100.0, 200.0], [100.0, 200.0, 200.0], [200.0, 200.0, 200.0]].map(round)), "");
+    }
+
+    #[test]
+    fn a_line_is_undecided_where_the_better_way_differs_from_itself_by_as_much() {
+        let of = |ours: f64, again: [f64; 3]| verdict(&again.map(|again| round_with([2000.0, 1000.0, ours], [2000.0, again])));
+        assert_eq!(of(1100.0, [1000.0; 3]), "slower");
+        assert_eq!(of(1100.0, [1120.0, 1000.0, 880.0]), "undecided", "longer or shorter in two of three rounds");
+        assert_eq!(of(1100.0, [1120.0, 1000.0, 1000.0]), "slower", "one round says nothing");
+        assert_eq!(of(1300.0, [1120.0, 1000.0, 880.0]), "slower", "more than that");
+        assert_eq!(of(1040.0, [1120.0, 1000.0, 880.0]), "", "as it is to be");
+        // The control is of the way that is better.
+        let rounds = [round_with([1000.0, 2000.0, 1100.0], [1000.0, 3000.0])];
+        assert_eq!(verdict(&rounds), "slower");
+        let rows = rows_of(&[round_with([1000.0, 2000.0, 1100.0], [1120.0, 2000.0])], cell(Memory::Untouched, Pages::Small, 1));
+        assert_eq!(rows[0].verdict(), "undecided, missed by both");
     }
 
     #[test]
@@ -553,7 +638,7 @@ mod tests {
             ["reached", "missed by both", "slower, missed by both"]
         );
         // Two threads take 1010 µs.
-        assert_eq!((verdict(1010.0, Memory::Untouched, 8), verdict(1100.0, Memory::Untouched, 8)), ("reached", "missed"));
-        assert_eq!((verdict(1400.0, Memory::Written, 1), verdict(1400.0, Memory::Zeros, 4)), ("", ""));
+        assert_eq!([1010.0, 1100.0].map(|ours| verdict(ours, Memory::Untouched, 8)), ["reached", "missed"]);
+        assert_eq!([(Memory::Written, 1), (Memory::Zeros, 4)].map(|(memory, devices)| verdict(1400.0, memory, devices)), ["", ""]);
     }
 }

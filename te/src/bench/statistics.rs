@@ -33,7 +33,7 @@ impl Spread {
 /// `1234 (1200..1300)`; numbers below 10 with two digits after the point, below 100 with one.
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = match self.median {
+        let digits = match self.median.abs() {
             median if median < 10.0 => 2,
             median if median < 100.0 => 1,
             _ => 0,
@@ -65,6 +65,7 @@ mod tests {
         assert_eq!(spread(1.234).to_string(), "1.23 (1.00..2.00)");
         assert_eq!(format!("{:>20}", spread(12.34)), "      12.3 (1.0..2.0)"[1..].to_string());
         assert_eq!(spread(1234.5).to_string(), "1234 (1..2)");
+        assert_eq!(spread(-1234.5).to_string(), "-1234 (1..2)");
     }
 
     #[test]
