@@ -87,7 +87,7 @@ fn register_pins_with_rings_in_every_way() {
         let lines = table.lines().skip_while(|line| !line.starts_with(operation)).skip(1);
         let lines: Vec<_> = lines.take_while(|line| line.contains("..")).collect();
         assert_eq!(lines.len(), 2 * (5 + 4), "{table}");
-        assert!(lines.iter().all(|line| line.matches("..").count() == 7), "{table}");
+        assert!(lines.iter().all(|line| line.matches("..").count() == 9), "{table}");
     }
     let report: Value = serde_json::from_slice(&run(&[PIN, &["--json", "--memory", "untouched"]].concat()).stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();
@@ -96,6 +96,8 @@ fn register_pins_with_rings_in_every_way() {
         ["sequential_us", "naive_us", "ours_us", "limit_us", "of_limit", "round_trip_ns", "gain"]
             .iter()
             .for_each(|figure| assert_is_spread(&row[figure]));
+        // Of either sign.
+        ["loss_us", "control_us"].iter().for_each(|figure| assert!(row[figure]["median"].is_number(), "{row}"));
         assert_eq!(row["ours"].is_object(), row["operation"] == "register");
     }
 }
