@@ -6,14 +6,15 @@
 //! - What cannot be staged is registered for the call, each run of bytes once, and unregistered in all cases. Calls that use the same bytes at
 //!   a time share the region: it has a reference for each of them, and the last one unregisters it. The call that has registered it returns no
 //!   sooner, and nobody shares it from the moment that it wants to: as long as others find the region, all of its bytes are mapped where they were.
-//! - All else is staged: copied into a lease before that is transferred (put), or out of it afterwards (get). One group is copied while the
-//!   one before is transferred. Long items that are put are divided into parts for it, each a group; an item has completed when all of its
-//!   parts have. What is got is not divided, since the caller's memory is touched only when all of it is there.
+//! - All else is staged: copied into a lease before that is transferred (put), or out of it afterwards (get). One group is copied while
+//!   those before are transferred, as many as two of the largest leases hold and no more than eight; they are landed as they end, since to sleep for
+//!   each would wake the threads of all NICs each time. Long items that are put are divided into parts for it, each a group; an item has completed
+//!   when all of its parts have. What is got is not divided, since the caller's memory is touched only when all of it is there.
 //!
 //! **A lease is not used twice at a time.** What ends a group gives its lease back with the batch that used it, so that it stays out of use
 //! until no task of that batch is running, whatever happens here.
 //!
-//! **Calls do not wait for each other in a circle.** None waits for a lease while it has one: it finishes the group that has it first.
+//! **Calls do not wait for each other in a circle.** None waits for a lease while it has any: it finishes the groups that have them first.
 //! Whoever waits for a range to be registered or unregistered has nothing registered meanwhile, and registering waits for nobody. Whoever waits for
 //! those who share its regions has ended everything else.
 //!
