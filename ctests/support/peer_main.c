@@ -10,10 +10,10 @@
 static te_engine *engine;
 static unsigned char *base;
 
-#ifdef __SANITIZE_THREAD__
-/* Of the sanitizer's runtime. */
-void AnnotateBenignRaceSized(const char *file, int line, const volatile void *memory, size_t size, const char *why);
-#endif
+/* Asked for by the thread sanitizer's runtime, where there is one: this file is compiled without. What initiators read and write here may come by
+   several connections, which several threads serve: nobody in this process can see that the other one has waited in between. */
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void) { return "race:transfer_engine::transport::tcp::server::\n"; }
 
 static te_status register_part(size_t offset, size_t length, const te_memory_options *options) {
     return te_register_local_memory(engine, base + offset, length, options);
@@ -100,11 +100,6 @@ int main(void) {
 
     base = mmap(NULL, PEER_LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(base != MAP_FAILED);
-#ifdef __SANITIZE_THREAD__
-    /* A get that follows a put may come by another connection, which another thread serves. The sanitizer of this process cannot see that the
-       other one has waited in between. */
-    AnnotateBenignRaceSized(__FILE__, __LINE__, base, PEER_LENGTH, "ordered by the initiator");
-#endif
     te_memory_options private_memory;
     memset(&private_memory, 0, sizeof private_memory);
     private_memory.struct_size = sizeof private_memory;
