@@ -36,12 +36,13 @@ bool connect(int fd, const addrinfo& address) {
     return fcntl(fd, F_SETFL, flags) == 0;
 }
 
-// A socket at that port of all interfaces, or none.
-FileDescriptor bound_to(uint16_t port) {
-    bool ipv6 = globalConfig().use_ipv6;
+}  // namespace
+
+FileDescriptor bound_to(uint16_t port, bool reuses_address) {
+    const bool ipv6 = globalConfig().use_ipv6;
     FileDescriptor bound(socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    int on = 1;
-    setsockopt(bound.number(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const int reuse = reuses_address;
+    setsockopt(bound.number(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
     sockaddr_in any4{};
     any4.sin_family = AF_INET;
     any4.sin_port = htons(port);
@@ -51,8 +52,6 @@ FileDescriptor bound_to(uint16_t port) {
     auto* any = ipv6 ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
     return bind(bound.number(), any, ipv6 ? sizeof any6 : sizeof any4) == 0 ? std::move(bound) : FileDescriptor(-1);
 }
-
-}  // namespace
 
 int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, const std::string& request, std::string& reply) {
     addrinfo hints{};
@@ -75,7 +74,7 @@ int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, 
 }
 
 std::unique_ptr<HandshakeServer> HandshakeServer::start(uint16_t port, int sockfd, Answer answer) {
-    FileDescriptor listener = sockfd < 0 ? bound_to(port) : FileDescriptor(sockfd);
+    FileDescriptor listener = sockfd < 0 ? bound_to(port, true) : FileDescriptor(sockfd);
     if (listen(listener.number(), kBacklog) != 0) return nullptr;
     try {
         return std::unique_ptr<HandshakeServer>(new HandshakeServer(std::move(listener), std::move(answer)));

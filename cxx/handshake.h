@@ -11,6 +11,9 @@
 
 namespace mooncake::transfer_engine_cxx {
 
+// A socket at that port of all interfaces, or none. `reuses_address`: also where connections of the port are not quite over.
+FileDescriptor bound_to(uint16_t port, bool reuses_address);
+
 // Sends a request to an engine and gives its reply in `reply`. 0, ERR_DNS, or ERR_SOCKET.
 int exchange(const std::string& host, uint16_t port, HandShakeRequestType type, const std::string& request, std::string& reply);
 

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "config.h"
+#include "handshake.h"
 #include "store.h"
 
 namespace mooncake {
@@ -65,23 +66,14 @@ uint16_t findAvailableTcpPort(int& sockfd, bool) {
                                            kFirst, kLast);
     std::random_device random;
     std::uniform_int_distribution<int> ports(first, last);
-    const bool ipv6 = globalConfig().use_ipv6;
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
         const uint16_t port = static_cast<uint16_t>(ports(random));
-        int bound = socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (bound < 0) break;
-        sockaddr_in any4{};
-        any4.sin_family = AF_INET;
-        any4.sin_port = htons(port);
-        sockaddr_in6 any6{};
-        any6.sin6_family = AF_INET6;
-        any6.sin6_port = htons(port);
-        auto* any = ipv6 ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
-        if (bind(bound, any, ipv6 ? sizeof any6 : sizeof any4) == 0) {
-            sockfd = bound;
+        // Nor one whose connections are not quite over.
+        transfer_engine_cxx::FileDescriptor bound = transfer_engine_cxx::bound_to(port, false);
+        if (bound.number() >= 0) {
+            sockfd = bound.release();
             return port;
         }
-        close(bound);
     }
     return 0;
 }

@@ -28,6 +28,8 @@ class FileDescriptor {
     }
 
     int number() const { return number_; }
+    // Not closed any more: whoever takes it does that.
+    int release() { return std::exchange(number_, -1); }
 
    private:
     int number_;

@@ -493,11 +493,10 @@ fn count(submissions: &[Arc<Submission>]) -> usize {
 pub(super) mod tests {
     use super::super::{Hints, SubmitOptions};
     use super::*;
-    use crate::metadata::SegmentDescriptor;
     use crate::registry::{Owner, RegionOptions, Registry, Reservation};
     use crate::sys::MemoryRange;
     use crate::transfer::{Route, submit};
-    use crate::transport::{Segment, Slice, Slices, Transport};
+    use crate::transport::{Nowhere, Segment, Slice, Slices, Transport};
 
     struct NoHost;
 
@@ -545,23 +544,6 @@ pub(super) mod tests {
         fn evict(&self, _range: MemoryRange) {}
         fn forget(&self, _segment: u64) {}
         fn shutdown(&self, _reason: Error) {}
-    }
-
-    struct Nowhere;
-
-    impl Segment for Nowhere {
-        fn id(&self) -> u64 {
-            1
-        }
-        fn descriptor(&self) -> Arc<SegmentDescriptor> {
-            Arc::default()
-        }
-        fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
-            Ok(Arc::default())
-        }
-        fn host(&self) -> Result<String> {
-            Ok(String::new())
-        }
     }
 
     pub fn batch_with_id(id: u64) -> Arc<Batch> {

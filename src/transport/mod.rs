@@ -192,6 +192,26 @@ pub trait Segment: Send + Sync {
     }
 }
 
+/// A segment of nobody, for tests.
+#[cfg(test)]
+pub(crate) struct Nowhere;
+
+#[cfg(test)]
+impl Segment for Nowhere {
+    fn id(&self) -> u64 {
+        1
+    }
+    fn descriptor(&self) -> Arc<SegmentDescriptor> {
+        Arc::default()
+    }
+    fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
+        Ok(self.descriptor())
+    }
+    fn host(&self) -> Result<String> {
+        Ok(String::new())
+    }
+}
+
 /// What a NIC is doing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NicLoad {

@@ -751,25 +751,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::metadata::BufferDescriptor;
-    use crate::transport::Transport;
-
-    /// A segment of nobody.
-    struct Nowhere;
-
-    impl Segment for Nowhere {
-        fn id(&self) -> u64 {
-            1
-        }
-        fn descriptor(&self) -> Arc<SegmentDescriptor> {
-            Arc::default()
-        }
-        fn refresh(&self) -> Result<Arc<SegmentDescriptor>> {
-            Ok(self.descriptor())
-        }
-        fn host(&self) -> Result<String> {
-            Ok(String::new())
-        }
-    }
+    use crate::transport::{Nowhere, Transport};
 
     #[test]
     fn who_goes_through_all_peers_finds_one_that_is_being_forgotten() {
