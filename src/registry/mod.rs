@@ -41,7 +41,9 @@ use published::{BLOCK_CAPACITY, Published};
 pub use region::Region;
 use region::State;
 #[cfg(all(test, not(loom)))]
-pub(crate) use region::slowness::{pause_after_changing, pause_before_looking};
+pub(crate) use region::slowness::pause_after_changing;
+#[cfg(all(test, not(loom), feature = "rdma"))]
+pub(crate) use region::slowness::pause_before_looking;
 pub use registrations::{Chunk, MemoryKey, RegistrationCost, Registrations};
 pub use shared::SharedGuards;
 

@@ -250,6 +250,7 @@ pub(crate) mod slowness {
     }
 
     /// From now on the calling thread sleeps as long before it looks at the state of a region.
+    #[cfg(feature = "rdma")]
     pub fn pause_before_looking(pause: Duration) {
         BEFORE_LOOKING.set(pause);
     }
