@@ -398,7 +398,7 @@ te_status te_shut_down(te_engine *engine);
 // Memory
 //
 // Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of
-// them. The cost of registering and unregistering does not depend on how much is registered already.
+// them. The cost of registering and unregistering hardly depends on how much is registered already.
 
 /// Peers may read and write the memory.
 #define TE_ACCESS_REMOTE 0

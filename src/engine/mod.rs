@@ -1088,7 +1088,10 @@ fn region_options(options: &MemoryOptions) -> RegionOptions {
 
 fn stripped(name: &str) -> Result<&str> {
     match name.trim_start_matches('/') {
-        "" => Err(Error::new(Code::InvalidArgument, "the segment's name is empty")),
+        "" => Err(Error::new(
+            Code::InvalidArgument,
+            "the segment's name is empty; give what te_engine_address tells of the peer, or its name at the metadata server",
+        )),
         name => Ok(name),
     }
 }

@@ -292,7 +292,10 @@ type RefusedDrain = Option<(Arc<Region>, State)>;
 /// The error for it, made without the lock.
 fn refused_drain(address: u64, refusal: RefusedDrain) -> Error {
     let Some((region, state)) = refusal else {
-        return Error::quiet(Code::AddressNotRegistered, format!("cannot unregister {address:#x}: no region contains it"));
+        return Error::quiet(
+            Code::AddressNotRegistered,
+            format!("cannot unregister {address:#x}: no region contains it; give the address that it was registered with"),
+        );
     };
     let range = Shown(region.range());
     if region.range().address() != address {

@@ -28,7 +28,9 @@ impl LocalTransport {
         let refuse = |why: &str| {
             Error::new(
                 Code::AddressNotRegistered,
-                format!("own memory [{address:#x}, +{length}) is {why}; register it for remote access"),
+                format!(
+                    "own memory [{address:#x}, +{length}) is {why}; register it for remote access, or give the number from te_open_segment if it is a peer's"
+                ),
             )
         };
         let guards = self.registry.read(|view| view.acquire(address, length, Access::Remote)).map_err(|refusal| match refusal {

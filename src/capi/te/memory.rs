@@ -1,7 +1,7 @@
 //! Memory
 //!
 //! Peers reach registered memory only. Ranges are half open: they may touch, but no byte may be in two of
-//! them. The cost of registering and unregistering does not depend on how much is registered already.
+//! them. The cost of registering and unregistering hardly depends on how much is registered already.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;

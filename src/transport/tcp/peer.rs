@@ -635,7 +635,10 @@ impl Peer {
     }
 
     fn refusal(&self, slice: &Slice) -> Error {
-        let text = format!("{}: refused; the range is not registered there, or not open to peers", self.what(slice));
+        let text = format!(
+            "{}: refused; the peer has not registered all of the range, or not for peers; te_list_segment_memory tells what it has",
+            self.what(slice)
+        );
         Error::new(Code::AddressNotRegistered, text)
     }
 
