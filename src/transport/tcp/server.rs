@@ -342,10 +342,22 @@ impl Connection {
         if writable && !self.flush(shared, state, &mut budget) {
             return false;
         }
-        // What has been taken from the socket causes no event any more.
-        while (may_read && budget > 0 || state.has_taken_request()) && (state.replies.is_empty() || !state.waits_for_writable) {
+        loop {
+            if !self.serve_requests(shared, state, &mut may_read, &mut budget) || !self.flush(shared, state, &mut budget) {
+                return false;
+            }
+            // What has been taken from the socket causes no event any more: if what was in its way has just been sent, it is served now.
+            if !(state.replies.is_empty() && state.has_taken_request()) {
+                return state.input != Input::Over || !state.replies.is_empty();
+            }
+        }
+    }
+
+    /// Until replies are stuck, or nothing more can or should be read in this turn. False: the connection is over.
+    fn serve_requests(&self, shared: &Arc<Shared>, state: &mut State, may_read: &mut bool, budget: &mut u64) -> bool {
+        while (*may_read && *budget > 0 || state.has_taken_request()) && (state.replies.is_empty() || !state.waits_for_writable) {
             if state.writes_over_replies() {
-                if !self.flush(shared, state, &mut budget) {
+                if !self.flush(shared, state, budget) {
                     return false;
                 }
                 if !state.replies.is_empty() {
@@ -353,26 +365,26 @@ impl Connection {
                 }
             }
             let step = match state.input {
-                Input::Served => self.read(shared, state, &mut budget),
-                Input::ThrownAway => self.throw_away(state, &mut budget),
+                Input::Served => self.read(shared, state, budget),
+                Input::ThrownAway => self.throw_away(state, budget),
                 Input::Over => Step::Over,
             };
             match step {
                 Step::Go if state.replies.len() < REPLIES => {}
                 Step::Go => {
-                    if !self.flush(shared, state, &mut budget) {
+                    if !self.flush(shared, state, budget) {
                         return false;
                     }
                 }
-                Step::Drained => may_read = false,
+                Step::Drained => *may_read = false,
                 Step::Over => {
                     state.input = Input::Over;
-                    may_read = false;
+                    *may_read = false;
                 }
                 Step::Close => return false,
             }
         }
-        self.flush(shared, state, &mut budget) && (state.input != Input::Over || !state.replies.is_empty())
+        true
     }
 
     /// Sends what waits, and asks for the events that are needed next. False: the connection is over.

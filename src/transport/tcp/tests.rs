@@ -1088,6 +1088,25 @@ impl Random {
 }
 
 #[test]
+fn what_was_taken_behind_a_large_read_is_served_once_that_is_sent() {
+    const LENGTH: u64 = 12 << 20;
+    let bench = Bench::new();
+    let theirs = Memory::zeroed(LENGTH as usize);
+    let _region = bench.register(theirs.range(0, LENGTH as usize));
+    let client = bench.connect();
+    // The last write changes what is read, and has arrived with the header of that.
+    let last = request(WRITE, V2, theirs.address() + LENGTH - 4, 4);
+    let bytes = [&request(READ, V2, theirs.address(), LENGTH)[..], &last, b"late"].concat();
+    let mut reply = vec![0; LENGTH as usize + 16];
+    // Whether the peer makes room for the rest just as the server looks is a matter of chance.
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    for round in 0..300 {
+        (&client).write_all(&bytes).unwrap();
+        (&client).read_exact(&mut reply).unwrap_or_else(|error| panic!("round {round}: {error}"));
+    }
+}
+
+#[test]
 fn pipelines_of_mixed_requests_in_arbitrary_pieces_are_answered_in_order() {
     let bench = Bench::new();
     for seed in 1..=30 {
